@@ -36,7 +36,7 @@ import math
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -51,27 +51,24 @@ from torch import Tensor
 from maclaurin.conversion import allocate, choose_memory, fact_questions, head_measures
 from maclaurin.conversion.allocate import (
     FINAL_QUESTIONS,
-    MOSTLY_KEPT,
     SINKS,
-    TAIL,
-    WHOLE,
-    WINDOW_ALONE,
     Place,
-    attention_of,
     bytes_of,
     exact_keys,
-    filling,
     memories_to_try,
     plans_for,
+    reference_plans,
 )
 from maclaurin.conversion.choose_memory import ChosenMemory, choose_by, distances_for, measures_identity
+from maclaurin.conversion.conversion_record import MemoryBudget, Recovery
 from maclaurin.conversion.fact_questions import Answer, Question, answers_together
 from maclaurin.conversion.head_measures import TextDamage, measure_damage, measure_heads
 from maclaurin.conversion.measure import MeasureFile, Perplexity, beyond_windows, without_tails
-from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
-from maclaurin.conversion.recover import Recovery
+from maclaurin.conversion.memory_budget import read_budget
+from maclaurin.conversion.recover import stages_of
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import tokens_at_once
+from maclaurin.evaluation.results import wilson_interval
 from maclaurin.models import MaclaurinCache
 from maclaurin.models.cache import weights_fingerprint
 from maclaurin.models.model_folder import load_model, save_quietly
@@ -520,7 +517,7 @@ class Bench:
             rows = torch.from_numpy(self.tokens["evaluation"].astype(np.int64))
             longest = max(self.options.lengths)
             rows = rows[: max(1, self.options.text_tokens // longest), :longest]
-            return Perplexity(rows.reshape(-1, length))(self.model, lambda tokens: None)
+            return Perplexity(rows.reshape(-1, length)).read(self.model, lambda tokens: None).value
 
         return work
 
@@ -539,9 +536,7 @@ class Bench:
         if retire_unless(self.results.found, goal.name, key):
             return known[goal.name]["attention"]
         try:
-            budget = MemoryBudget.read(
-                self.model.config, memory=goal.memory, constant=goal.constant, at=goal.at
-            )
+            budget = read_budget(self.model.config, memory=goal.memory, constant=goal.constant, at=goal.at)
         except InputError as problem:  # the other goals go on
             print(f"{goal.name}: {problem}", flush=True)
             return None
@@ -566,7 +561,7 @@ class Bench:
                 )
                 found = _chosen(chosen)
                 if goal.stage == "pressed":  # kvpress_comparison.py measures them
-                    found["rivals"] = dict(_rivals(self.model.config, found, goal))
+                    found["rivals"] = _rivals(self.model.config, found)
             found = {**found, "key": key, "run": self.run}
             self.results.keep("chosen", {**known, goal.name: found})
             print(goal.name, found["plan"]["name"], flush=True)
@@ -675,7 +670,7 @@ class Bench:
             save_quietly(start, folder)
             shutil.copytree(self.options.carry / "data" / "tokenizer", folder, dirs_exist_ok=True)
         for parts in PARTS:
-            ((stage, config),) = replace(recovery, accumulate=parts).stages(folder, str(original))
+            ((stage, config),) = stages_of(replace(recovery, accumulate=parts), folder, str(original))
             config = config.replace(checkpoint_every=0, test=False, compile=False)
             run = folder / "recovery" / f"{stage}-{parts}"
             try:
@@ -753,7 +748,7 @@ class Bench:
             self.measure(f"{goal.name}, untrained", attention)
             return
         known = self.results.found["chosen"][goal.name]
-        for name, attention in _rivals(self.model.config, known, goal):
+        for name, attention in _rivals(self.model.config, known).items():
             size = bytes_of(self.model.config, attention, goal.at)
             self.results.of(f"{goal.name}: {name}")["bytes"] = size
             self.measure(f"{goal.name}: {name}", attention, self.options.distances[:2])
@@ -771,15 +766,14 @@ def _recall_summary(
     questions: Sequence[Question], answers: list[Answer], prior: list[Answer]
 ) -> dict[str, Any]:
     """Accuracy with Wilson's interval, log-odds, and log-odds minus those without the facts."""
-    number, z = len(answers), 1.96
+    number = len(answers)
     share = sum(answer.is_right for answer in answers) / number
-    centre = (share + z**2 / (2 * number)) / (1 + z**2 / number)
-    spread = z / (1 + z**2 / number) * math.sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
+    low, high = wilson_interval(share, number)
     gains = [a.log_odds - prior[q.number].log_odds for a, q in zip(answers, questions, strict=True)]
     return {
         "accuracy": share,
-        "low": centre - spread,
-        "high": centre + spread,
+        "low": low,
+        "high": high,
         "log_odds": sum(answer.log_odds for answer in answers) / number,
         "log_odds_less_prior": sum(gains) / number,
         "questions": number,
@@ -794,38 +788,10 @@ def _chosen(chosen: ChosenMemory) -> dict[str, Any]:
     return {"attention": list(best.attention), "top": best.top, **record}
 
 
-def _rivals(config: Any, chosen: dict[str, Any], goal: Goal) -> Iterator[tuple[str, list[str]]]:
-    """Windows, kept keys, a tail, and every key of some layers or heads, each filling the budget.
-
-    Their names are their kinds, as pages have them.
-    """
-    score = torch.tensor(chosen["heads"]["score"])
-    places = [(layer, head) for layer in range(score.shape[0]) for head in range(score.shape[1])]
-    budget, size = chosen["budget"]["bytes"], config.head_size
-    key = 2 * size * COUNTED_IN.itemsize
-
-    def hybrid(top: Sequence[tuple[int, int]], name: str) -> Iterator[tuple[str, list[str]]]:
-        left = budget - len(top) * goal.at * key
-        others = filling(left / (len(places) - len(top)), size, MOSTLY_KEPT)
-        if others is not None:
-            memories = dict.fromkeys(places, others) | dict.fromkeys(top, WHOLE)
-            yield name, list(attention_of(config, memories))
-
-    equal = {
-        "window": (WINDOW_ALONE, None),
-        "window + kept": (MOSTLY_KEPT, None),
-        "tail": (WINDOW_ALONE, TAIL),
-    }
-    for name, (near, tail) in equal.items():
-        memory = filling(budget / len(places), size, near, tail)
-        if memory is not None:
-            yield name, list(attention_of(config, dict.fromkeys(places, memory)))
-    if goal.constant is None:
-        number = round(0.75 * budget / (goal.at * key))
-        layers = score.sum(1).sort(descending=True).indices.tolist()[: number // score.shape[1]]
-        yield from hybrid([place for place in places if place[0] in layers], "every key in some layers")
-        best = sorted(places, key=lambda place: -float(score[place]))[:number]
-        yield from hybrid(best, "every key in some heads")
+def _rivals(config: Any, chosen: dict[str, Any]) -> dict[str, list[str]]:
+    """Simple plans that fill the same budget, by their kind, as pages have them."""
+    plans = reference_plans(config, MemoryBudget(**chosen["budget"]), chosen["heads"]["score"])
+    return {plan.kind: list(plan.attention) for plan in plans}
 
 
 def _line(name: str, found: dict[str, Any], arms: dict[str, Any]) -> str:

@@ -22,8 +22,9 @@ from typing import Any
 
 from machine import stamp
 
+from maclaurin.conversion.conversion_record import Gap
 from maclaurin.conversion.fact_questions import RecallOverDistance
-from maclaurin.conversion.measure import Gap, Measure, Perplexity
+from maclaurin.conversion.measure import Measure, Perplexity
 
 KINDS: dict[str, type[Measure]] = {kind.kind: kind for kind in (Perplexity, RecallOverDistance)}
 RESULTS = Path(__file__).parent / "results" / "recovery.json"

@@ -41,11 +41,22 @@ def test_a_run_is_converted_and_trained_back(folder):
     assert found["recovery"]["settings"]["lora"] == 2
     assert found["recovery"]["seconds"] > 0
     assert "facts recalled" in result.stdout
+    recovered = found["recall"]["64"]["scores"]["recovered"]
+    assert recovered["acc"]["low"] < recovered["acc"]["value"] + 1e-9 < recovered["acc"]["high"] + 1e-9
+    assert f"{recovered['acc']['low']:.2f} … {recovered['acc']['high']:.2f}" in result.stdout
+    assert f"{recovered['log_odds_gain']['value']:+.2f}" in result.stdout
     assert "bytes per token" in result.stdout
     assert "original" in result.stdout
     assert "softmax" not in result.stdout
     assert "loading run" in result.stderr
-    maclaurin(*arguments, "--lengths=32", "--recall=99", "--resume", cwd=folder)
+    assert "base_model_name_or_path" not in result.stderr
+    repeated = maclaurin(*arguments, "--lengths=32", "--recall=99", "--resume", cwd=folder)
+    assert "converted is finished: nothing was left to resume" in repeated.stdout
+    bare = maclaurin(
+        "convert", "run", f"--attention={TAIL}", "--out=converted", "--resume", cwd=folder, expect=2
+    )
+    assert "converted is finished" in bare.stderr
+    assert "--match-steps" in bare.stderr
     again = json.loads((folder / "converted" / "conversion.json").read_text())
     assert again["perplexity"].keys() == {"64"}  # measured as before
     assert again["recall"].keys() == {"64"}
@@ -76,7 +87,7 @@ def test_errors_leave_nothing_behind(folder):
     (folder / "there" / "conversion.json").write_text("{}")
     again = ("convert", "run", f"--attention={TAIL}", "--out=there", "--resume")
     result = maclaurin(*again, cwd=folder, expect=2)
-    assert "give its --match-steps" in result.stderr
+    assert "is not a conversion" in result.stderr
     result = maclaurin("convert", "nowhere", f"--attention={TAIL}", "--out=bad", cwd=folder, expect=2)
     assert "no folder nowhere" in result.stderr
     (folder / "file").touch()

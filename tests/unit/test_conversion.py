@@ -1,14 +1,20 @@
 """Converting a pretrained model: which layers, offsets that change nothing, perplexities, whole folders."""
 
 import copy
+import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from maclaurin.conversion.conversion_record import (
     ConversionRecord,
+    Gap,
     MeasuredGap,
+    Memory,
+    Recovery,
     SampleSettings,
     read_conversion,
 )
@@ -22,17 +28,19 @@ from maclaurin.conversion.converted_model import (
     save,
 )
 from maclaurin.conversion.fact_questions import RecallOverDistance, recall_over
-from maclaurin.conversion.measure import Gap, Perplexity, gap, measured_with, perplexities, without_tails
-from maclaurin.conversion.memory_budget import Memory
-from maclaurin.conversion.recover import Recovery
+from maclaurin.conversion.measure import Perplexity, Reading, gap, measured_with, perplexities, without_tails
+from maclaurin.conversion.memory_budget import memory_of
 from maclaurin.conversion.sample_text import tokens_of
 from maclaurin.data.corpus import StandardLibrary
 from maclaurin.data.data_config import DataConfig
 from maclaurin.data.splits import TEST, DocumentSplitter
 from maclaurin.errors import InputError
 from maclaurin.evaluation import Item, Query
+from maclaurin.evaluation.results import wilson_interval
+from maclaurin.evaluation.scoring import Scorer, ask
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, size_named
-from maclaurin.models.model_folder import load_model
+from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer, load_model
+from maclaurin.plain_data import from_plain, to_plain
 
 TAIL = "taylor(2,about=mean)+window(8,sinks=1)/sum"
 
@@ -201,6 +209,25 @@ def test_recall_is_asked_of_the_attention_that_is_there(model):
     assert model.config.attention == "exp/sum"
 
 
+def test_recall_comes_with_its_interval_and_what_the_facts_add(model, tmp_path):
+    """The scores of `maclaurin eval` for the same questions; they survive in the record."""
+    tokenizer = as_fast_tokenizer(byte_tokenizer())
+    model = MaclaurinForCausalLM(MaclaurinConfig.of_size(size_named("pico"), "exp/sum", 300)).eval()
+    (measure,) = recall_over([32], tokenizer, 5)
+    found = gap(model, ["exp/sum"] * 2, [TAIL] * 2, measure)
+    assert found.scores.keys() == {"original", "window_only", "converted"}
+    expected = ask(Scorer(model, tokenizer, 1 << 30), measure.items, "choices").metrics
+    assert found.scores["original"] == expected
+    score = found.scores["original"]["acc"]
+    assert (score.value, score.low) == (found.original, wilson_interval(found.original, 5)[0])
+    assert found.scores["original"]["log_odds_gain"].value is not None
+    measured = MeasuredGap.of(found).after_training(Reading(1.0, expected), None, higher_is_better=True)
+    assert from_plain(MeasuredGap, json.loads(json.dumps(to_plain(measured)))) == measured
+    assert measured.scores["recovered"] == expected
+    old = {"original": 0.5, "window_only": None, "converted": 0.5, "gap_closed": None}
+    assert from_plain(MeasuredGap, old).scores == {}
+
+
 def test_recall_facts_are_far_back():
     near, far = recall_over([64, 256], Words(beginning=True), 5)
     assert (near.at, far.at, len(far.items)) == (64, 256, 5)
@@ -210,7 +237,7 @@ def test_recall_facts_are_far_back():
 
 
 def test_memory_is_that_of_the_caches(model):
-    before = Memory.of(model, own_attention(model))
+    before = memory_of(model, own_attention(model))
     assert (before.state_bytes, before.break_even_tokens) == (0, None)
     assert before.bytes_per_token == before.original
     choice = choose(own_attention(model), TAIL)
@@ -233,10 +260,17 @@ def test_the_control_has_neither_tails_nor_kept_keys():
 
 def test_an_original_with_a_state_has_a_size_and_none_per_token(model):
     """Whatever the original is: one with a finite state does not grow."""
-    found = Memory.of(model, ["taylor(2)/sum"] * model.config.num_hidden_layers)
+    found = memory_of(model, ["taylor(2)/sum"] * model.config.num_hidden_layers)
     assert found.original == 0
     assert found.original_state_bytes > 0
     assert found.break_even_tokens is None
+
+
+def test_records_and_their_page_are_read_without_torch():
+    names = "maclaurin.conversion.conversion_record, maclaurin.conversion.memory_page"
+    code = f"import sys, {names}; print({{'torch', 'transformers'}} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
 
 
 def test_a_record_adds_training_and_its_measures(tmp_path):
@@ -252,7 +286,7 @@ def test_a_record_adds_training_and_its_measures(tmp_path):
         measured_on=SampleSettings(lengths=(64,)),
     )
     record = record.with_training(Recovery(text_steps=3), 1.0).with_training(Recovery(text_steps=3), 2.5)
-    trained = record.perplexity[64].after_training(12.0, None, higher_is_better=False)
+    trained = record.perplexity[64].after_training(Reading(12.0), None, higher_is_better=False)
     record = record.with_gap(Perplexity(torch.zeros(1, 64, dtype=torch.long)), trained)
     record.write(tmp_path)
     again = read_conversion(tmp_path)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import maclaurin
-from maclaurin import InputError
-from maclaurin.conversion import head_measures
+from maclaurin import InputError, MaclaurinError
+from maclaurin.conversion import choose_memory, convert_model, head_measures
 from maclaurin.conversion.allocate import (
     MemoryPlan,
     attention_of,
@@ -17,14 +17,15 @@ from maclaurin.conversion.allocate import (
     keys_of_heads,
     memories_to_try,
     plans_for,
+    reference_plans,
 )
 from maclaurin.conversion.choose_memory import MemoryRequest, distances_for
+from maclaurin.conversion.conversion_record import Recovery, read_conversion
 from maclaurin.conversion.fact_questions import answers_together, fact_questions, reaches_of
 from maclaurin.conversion.head_measures import Asked, HeadMeasures, TextDamage, measure_damage, measure_heads
 from maclaurin.conversion.measure import MeasureFile
-from maclaurin.conversion.memory_budget import MemoryBudget
+from maclaurin.conversion.memory_budget import read_budget
 from maclaurin.conversion.memory_page import METHODS
-from maclaurin.conversion.recover import Recovery
 from maclaurin.layers.watch_attention import attention_layers
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM, save_quietly
 from maclaurin.models.model_folder import as_fast_tokenizer, byte_tokenizer
@@ -69,7 +70,7 @@ def saved(tmp_path, tokenizer):
 
 def test_budgets_are_shares_or_bytes(model):
     def read(**wish):
-        return MemoryBudget.read(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
+        return read_budget(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
 
     original = 2 * 2 * 2 * 8 * 2 * 1000  # layers, heads, keys and values of 8, two bytes
     assert read(memory="25%").bytes == original // 4
@@ -106,7 +107,7 @@ DAMAGE = TextDamage(
 @pytest.mark.parametrize("wish", [{"memory": "30%"}, {"memory": "90%"}, {"constant": "30kB"}])
 @pytest.mark.slow
 def test_plans_fill_the_budget_and_never_exceed_it(model, wish, damage):
-    budget = MemoryBudget.read(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
+    budget = read_budget(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
     plans = plans_for(model.config, budget, RANKING, damage)
     assert len(plans) > 2
     assert len({plan.attention for plan in plans}) == len(plans)
@@ -121,7 +122,7 @@ def test_plans_fill_the_budget_and_never_exceed_it(model, wish, damage):
 
 
 def test_bytes_go_to_the_heads_that_suffer_most_without(model):
-    budget = MemoryBudget.read(model.config, memory="30%", constant=None, at=1000)
+    budget = read_budget(model.config, memory="30%", constant=None, at=1000)
     plan = next(p for p in plans_for(model.config, budget, RANKING, DAMAGE) if p.is_by_damage)
     assert plan.top == 0
     memories = {
@@ -144,7 +145,7 @@ def test_a_head_that_looks_at_what_is_near_gets_a_window_alone(model):
 
     memories = memories_to_try(1000)
     damage = TextDamage({m: [[harmed(m, n, h) for h in range(2)] for n in range(2)] for m in memories})
-    budget = MemoryBudget.read(model.config, memory="30%", constant=None, at=1000)
+    budget = read_budget(model.config, memory="30%", constant=None, at=1000)
     plan = next(p for p in plans_for(model.config, budget, RANKING, damage) if p.top == 0)
     first, second = (LayerAttention.read(text, 2) for text in plan.attention)
     kept = {h: group.spec.window.kept for group in first.groups for h in group.heads}
@@ -154,7 +155,7 @@ def test_a_head_that_looks_at_what_is_near_gets_a_window_alone(model):
 
 
 def test_where_memory_must_not_grow_some_heads_see_as_far_as_facts_are_asked_from(model):
-    budget = MemoryBudget.read(model.config, memory=None, constant="30kB", at=1000)
+    budget = read_budget(model.config, memory=None, constant="30kB", at=1000)
     plans = plans_for(model.config, budget, RANKING, DAMAGE, [150, 300])
     assert not any("window(150," in plan.of_top for plan in plans), "all heads can see that far"
     far = [plan for plan in plans if plan.of_top == "poly(0)+window(300,sinks=4)/sum"]
@@ -233,7 +234,7 @@ def test_retrieval_heads_keep_more(model):
 
 def test_a_budget_below_sinks_and_window_is_refused(model):
     for wish in ({"memory": "1%"}, {"constant": "2kB"}):
-        budget = MemoryBudget.read(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
+        budget = read_budget(model.config, **{"memory": None, "constant": None, "at": 1000, **wish})
         with pytest.raises(InputError, match="4 sinks and a window of 16 take"):
             plans_for(model.config, budget, RANKING)
 
@@ -338,7 +339,7 @@ def test_what_was_measured_is_not_measured_again(model, tokenizer, tmp_path, mon
 
 
 def test_the_plan_that_costs_least_is_taken(model, tokenizer):
-    budget = MemoryBudget.read(model.config, memory="30%", constant=None, at=500)
+    budget = read_budget(model.config, memory="30%", constant=None, at=500)
     plans = plans_for(model.config, budget, RANKING)[:3]
     file = MeasureFile(None, {})
     rows = torch.randint(0, 256, (1, 64))
@@ -353,7 +354,7 @@ def test_only_the_best_plans_are_asked_many_questions(model, tokenizer, monkeypa
     from maclaurin.conversion import allocate
 
     monkeypatch.setattr(allocate, "FIRST_QUESTIONS", 2)
-    budget = MemoryBudget.read(model.config, memory="30%", constant=None, at=500)
+    budget = read_budget(model.config, memory="30%", constant=None, at=500)
     plans = plans_for(model.config, budget, RANKING)[:3]
     questions, file, shares = fact_questions(tokenizer, [20, 40], 3), MeasureFile(None, {}), []
     decision = decide(
@@ -373,6 +374,61 @@ def test_only_the_best_plans_are_asked_many_questions(model, tokenizer, monkeypa
         cost = found.loss - decision.original.loss + 0.1 * max(0.0, float(drops.mean()))
         assert found.cost == pytest.approx(cost, abs=1e-3)
         assert found.error == pytest.approx(0.1 * float(drops.std()) / found.questions**0.5, abs=1e-3)
+
+
+SCORE = [[0.1, 0.9], [0.8, 0.7]]  # layer 1 is the better one, head (0, 1) the best
+
+
+def test_references_of_all_kinds_fill_the_same_bytes(model):
+    budget = read_budget(model.config, memory="80%", constant=None, at=1000)
+    plans = {plan.kind: plan for plan in reference_plans(model.config, budget, SCORE)}
+    assert list(plans) == [
+        "window", "window + kept", "tail", "every key in some layers", "every key in some heads",
+    ]  # fmt: skip
+    assert set(plans) < set(METHODS)
+    for plan in plans.values():
+        assert 0.9 * budget.bytes < plan.bytes <= budget.bytes, plan.name
+    layers = plans["every key in some layers"]
+    assert [text == "exp/sum" for text in layers.attention] == [False, True]
+    assert layers.name.startswith("1 layer exp/sum, others poly(0)+window(")
+    assert layers.summary.startswith("1 layer exact; others ")
+    heads = plans["every key in some heads"]
+    assert heads.attention[0].endswith("1: exp/sum")
+    assert heads.attention[1].startswith("0: exp/sum")
+
+
+def test_references_for_a_small_or_a_constant_memory(model):
+    """No tail if its state does not fit; no exact layer if one takes too much, or the cache may not grow."""
+    small = read_budget(model.config, memory="5%", constant=None, at=1000)
+    assert [p.kind for p in reference_plans(model.config, small, SCORE)] == ["window", "window + kept"]
+    constant = read_budget(model.config, memory=None, constant="60kB", at=1000)
+    kinds = [p.kind for p in reference_plans(model.config, constant, SCORE)]
+    assert kinds == ["window", "window + kept", "tail"]
+
+
+def test_references_are_measured_but_not_chosen(model, tokenizer, monkeypatch):
+    from maclaurin.conversion import allocate
+
+    monkeypatch.setattr(allocate, "FIRST_QUESTIONS", 2)
+    budget = read_budget(model.config, memory="80%", constant=None, at=500)
+    references = reference_plans(model.config, budget, SCORE)
+    whole = MemoryPlan(4, "exp/sum", (), ("exp/sum", "exp/sum"), budget.original)
+    plans, shares = [references[1]], []
+    decision = decide(
+        model,
+        plans,
+        torch.randint(0, 256, (1, 64)),
+        fact_questions(tokenizer, [20], 3),
+        MeasureFile(None, {}),
+        shares.append,
+        references=[*references, whole],
+    )
+    assert decision.best.plan == references[1]
+    assert [found.plan for found in decision.measured] == plans
+    assert [found.plan for found in decision.references] == [references[0], *references[2:], whole]
+    assert {found.questions for found in decision.references} == {2}
+    assert min(found.cost for found in decision.references) == pytest.approx(0, abs=1e-6)
+    assert shares[-1] == 1
 
 
 def test_memories_are_tried_up_to_the_length_that_the_memory_is_for():
@@ -396,7 +452,7 @@ def test_a_large_budget_is_shared_by_damage_beyond_a_thousand_keys(model):
     """The ladder of sizes ends at the length of the text, not below what heads get."""
     memories = memories_to_try(4096)
     damage = TextDamage({m: [[harm(m, n, h) for h in range(2)] for n in range(2)] for m in memories})
-    budget = MemoryBudget.read(model.config, memory="50%", constant=None, at=4096)
+    budget = read_budget(model.config, memory="50%", constant=None, at=4096)
     plan = next(p for p in plans_for(model.config, budget, RANKING, damage) if not p.top)
     low, high = (parse(memory).window.slots for memory in (plan.others[0], plan.others[-1]))
     assert high >= 1000
@@ -410,7 +466,7 @@ def test_few_exact_heads_with_the_others_by_damage_are_among_the_plans():
     )
     ranking = [(layer, head) for layer in range(30) for head in range(3)]
     of = {m: [[harm(m, n, h) for h in range(3)] for n in range(30)] for m in memories_to_try(1280)}
-    budget = MemoryBudget.read(config, memory="12.5%", constant=None, at=1280)
+    budget = read_budget(config, memory="12.5%", constant=None, at=1280)
     plans = plans_for(config, budget, ranking, TextDamage(of))
     assert {2, 3, 5, 7} <= {plan.top for plan in plans if plan.is_by_damage}
 
@@ -420,7 +476,7 @@ def test_no_candidate_leaves_much_of_the_budget_unused():
         hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3, vocab_size=10
     )
     ranking = [(layer, head) for layer in range(30) for head in range(3)]
-    budget = MemoryBudget.read(config, memory=None, constant="32MB", at=4096)
+    budget = read_budget(config, memory=None, constant="32MB", at=4096)
     plans = plans_for(config, budget, ranking, None, [310, 1270, 3900])
     assert min(plan.bytes for plan in plans) > 0.9 * budget.bytes
     assert {plan.of_top for plan in plans if "window(3900," in plan.of_top}
@@ -504,6 +560,9 @@ def test_a_model_is_converted_to_its_budget(saved):
     assert sorted(p.name for p in saved.iterdir()) == ["model", "small", "text.txt"]
     page = (saved / "small" / "memory.html").read_text()
     assert "Retrieval heads" in page
+    assert {"window", "tail"} <= {m["kind"] for m in written["chosen"]["references"]}
+    assert "share of right answers" in page
+    assert "References are simple plans" in page
     assert str(chosen.decision.best.plan.name.split(",")[0]) in page
     generated = small.generate(torch.ones(1, 5, dtype=torch.long), max_new_tokens=3, do_sample=False)
     assert generated.shape == (1, 8)
@@ -526,8 +585,9 @@ def test_a_stopped_conversion_goes_on(saved, monkeypatch):
         convert(saved)
     assert not (saved / "small").exists()
     assert (saved / ".small.measured.json").is_file()
-    measured = convert(saved, resume=True).chosen.decision.measured
-    assert len(calls) == 3 + len(measured) - 1  # nothing twice but the one that was stopped
+    decision = convert(saved, resume=True).chosen.decision
+    number = len(decision.measured) + len(decision.references)
+    assert len(calls) == 3 + number - 1  # nothing twice but the one that was stopped
     assert not (saved / ".small.measured.json").exists()
 
 
@@ -555,7 +615,7 @@ def test_a_dry_run_shows_a_frontier_and_its_measures_are_used_again(saved, monke
 
 
 @pytest.mark.slow
-def test_an_attention_is_given_and_trained_in_one_call(saved):
+def test_an_attention_is_given_and_trained_in_one_call(saved, monkeypatch):
     tail = "taylor(2,about=mean)+window(8,sinks=1)/sum"
     recovery = Recovery(text_steps=2, data=str(saved / "text.txt"), length=32, batch_size=2)
     given = {"memory": None, "attention": tail, "layers": "1", "recovery": recovery}
@@ -568,8 +628,10 @@ def test_an_attention_is_given_and_trained_in_one_call(saved):
     written = json.loads((saved / "small" / "conversion.json").read_text())
     assert written["perplexity"] == to_plain(result.recovered["perplexity"])
     assert written["recovery"]["settings"]["device"] == "cpu"
+    monkeypatch.setattr(convert_model, "recover", None)  # nothing is left to train or to measure
     again = convert(saved, **given, resume=True)
     assert again.conversion is None
+    assert again.was_finished
     assert again.recovered == result.recovered
 
 
@@ -591,6 +653,73 @@ def test_errors_leave_nothing_behind(saved, more, words):
     with pytest.raises(InputError, match=words):
         convert(saved, **more)
     assert sorted(p.name for p in saved.iterdir()) == ["model", "text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"lengths": [64, 9000]}, "at 9000 tokens: .* Give a longer text"),
+        ({"recovery": Recovery(text_steps=1, data="nowhere.txt")}, "no data called 'nowhere.txt'"),
+        (
+            {
+                "memory": None,
+                "attention": "poly(0)+window(8)/sum",
+                "recovery": Recovery(kl_steps=1, data="no.txt"),
+            },
+            "no data called 'no.txt'",
+        ),
+    ],
+)
+def test_errors_known_beforehand_come_before_any_measure(saved, more, words, monkeypatch):
+    def measured(*arguments, **settings):
+        raise AssertionError("measured first")
+
+    monkeypatch.setattr(convert_model, "choose_memory", measured)
+    monkeypatch.setattr(convert_model, "convert_loaded", measured)
+    with pytest.raises(MaclaurinError, match=words):
+        convert(saved, **more)
+    assert sorted(p.name for p in saved.iterdir()) == ["model", "text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shape"), [(20_000, (2, 4096)), (10_000, (1, 4096)), (6000, (1, 3952)), (2000, (1, 1000))]
+)
+def test_plans_are_measured_on_as_much_text_as_wanted(saved, tokens, shape, monkeypatch):
+    """Two rows of `at` tokens if the text is long enough to measure on as well, else at least half of it."""
+
+    class Seen(Exception):
+        pass
+
+    def rows_only(model, budget, questions, rows, *rest, **settings):
+        raise Seen(tuple(rows.shape))
+
+    monkeypatch.setattr(choose_memory, "choose_by", rows_only)
+    (saved / "text.txt").write_text((TEXT * 4)[:tokens])
+    with pytest.raises(Seen) as seen:
+        convert(saved, at=4096)
+    assert seen.value.args == (shape,)
+
+
+def test_a_finished_folder_has_nothing_to_resume(saved):
+    given = {"memory": None, "attention": "poly(0)+window(8)/sum"}
+    convert(saved, **given)
+    with pytest.raises(InputError, match=r"is finished: .* To train it, give `match_steps`"):
+        convert(saved, **given, resume=True)
+    with pytest.raises(InputError, match="is finished"):
+        convert(saved, resume=True)
+    small = saved / "small"
+    read_conversion(small).with_training(Recovery(text_steps=9), 1.0).write(small)
+    with pytest.raises(InputError, match="its recovery is not finished"):
+        convert(saved, **given, resume=True)
+
+
+def test_only_the_same_training_is_finished(saved):
+    convert(saved, memory=None, attention="poly(0)+window(8)/sum")
+    record = read_conversion(saved / "small").with_training(Recovery(text_steps=9, device="cpu"), 1.0)
+    assert not record.has_finished(Recovery(text_steps=9))
+    record = record.with_finished_training()
+    assert record.has_finished(Recovery(text_steps=9))
+    assert not record.has_finished(Recovery(text_steps=10))
 
 
 def test_a_short_text_or_another_attention_is_refused(saved, tokenizer):

@@ -1,7 +1,19 @@
-"""Pages of the memory benchmarks (benchmarks/memory_pages.py)."""
+"""Pages of a chosen memory, and of the memory benchmarks (benchmarks/memory_pages.py)."""
 
+import dataclasses
 import importlib.util
 from pathlib import Path
+
+import pytest
+
+from maclaurin.conversion.conversion_record import (
+    ChosenPlan,
+    MeasuredOriginal,
+    MeasuredPlan,
+    MemoryBudget,
+    MemoryChoice,
+)
+from maclaurin.conversion.memory_page import page_of_choice
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "memory_pages.py"
 SPEC = importlib.util.spec_from_file_location("benchmarks_memory_pages", FILE)
@@ -82,3 +94,43 @@ def test_recall_is_relative_to_what_the_original_has_above_chance():
     assert pages._recall(arm, original, 1024) == "0.400 (50 %)"
     assert pages._recall({"recall 1024": {"accuracy": 0.2}}, original, 1024) == "0.200 (0 %)"
     assert pages._recall({}, original, 1024) == "–"
+
+
+ATTENTION = ["0: exp/sum; 1: poly(0)+window(16,sinks=4,kept=48)/sum"]
+
+
+def chosen():
+    plan = MeasuredPlan("best", 290, 1.1, 0.5, 0.75, 0.1, 0.01, 64, "every key in some heads")
+    plain = MeasuredPlan("windows", 295, 1.4, -1.0, 0.25, 0.4, 0.05, 12, "window")
+    return MemoryChoice(
+        budget=MemoryBudget(300, 4096, False, 1000),
+        plan=ChosenPlan("best", 290, 0.1),
+        original=MeasuredOriginal(1.0, 0.7, 0.8, 64),
+        measured=(plan,),
+        heads={"score": [[0.9, 0.1]]},
+        references=(plain,),
+    )
+
+
+def test_a_choice_is_drawn_with_its_references_and_shares_of_right_answers():
+    page = page_of_choice("model", chosen(), ATTENTION)
+    assert page.recall_title == "share of right answers"
+    original, best, windows = page.points
+    assert (original.recall, best.recall, windows.recall) == (0.8, 0.75, 0.25)
+    assert (windows.low, windows.high) == pytest.approx((0.0889, 0.5323), abs=1e-4)  # Wilson's, of 3 in 12
+    assert windows.high - windows.low > best.high - best.low, "fewer questions"
+    assert [p.is_reference for p in page.points] == [False, False, True]
+    assert (windows.method, windows.questions, windows.log_odds) == ("window", 12, -1.0)
+    assert "0.75 (0.63 … 0.84) of the answers right" in page.findings[1]
+    assert "References are simple plans" in page.html()
+
+
+def test_a_record_without_counted_answers_is_drawn_by_log_odds():
+    old = chosen()
+    plan = dataclasses.replace(old.measured[0], recall=None, questions=None)
+    old = dataclasses.replace(old, original=MeasuredOriginal(1.0, 0.7), measured=(plan,), references=())
+    page = page_of_choice("model", old, ATTENTION)
+    assert page.recall_title == "log-odds of the right answer"
+    assert [p.recall for p in page.points] == [0.7, 0.5]
+    assert all(p.low is None for p in page.points)
+    assert "References" not in page.html()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import maclaurin
 from maclaurin import InputError
@@ -107,6 +108,32 @@ def test_a_pressed_prompt_is_not_read_in_chunks(model):
     with maclaurin.press(model, KEPT), pytest.raises(InputError, match="read all at once"):
         model.generate(ids, **settings)
     assert model.generate(ids, **settings).shape == (1, 11)  # without a press it may be
+
+
+def test_a_model_of_transformers_is_refused_with_what_works(model):
+    config = LlamaConfig(
+        vocab_size=31, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4
+    )
+    foreign = LlamaForCausalLM(config)
+    with (
+        pytest.raises(
+            InputError, match=r"not LlamaForCausalLM. Load .*load_model\(name\).* maclaurin.convert"
+        ),
+        maclaurin.press(foreign, KEPT),
+    ):
+        pass
+    with pytest.raises(InputError, match="not str"), maclaurin.press("a folder", KEPT):
+        pass
+
+
+@pytest.mark.parametrize("attention", [[KEPT], [KEPT] * 3, [KEPT, KEPT, "exp/sum"], []])
+def test_a_list_has_one_attention_for_each_layer(model, attention):
+    with (
+        pytest.raises(InputError, match=f"lists {len(attention)} layers, but the model has 2"),
+        maclaurin.press(model, attention),
+    ):
+        pass
+    assert model.config.attention == "exp/sum"
 
 
 def test_unsupported_attention_cannot_be_pressed(model):

@@ -3,11 +3,13 @@
 import json
 import shutil
 import sys
+import warnings
 
 import pytest
 import torch
 
-from maclaurin.conversion.recover import Recovery
+from maclaurin.conversion.conversion_record import Recovery
+from maclaurin.conversion.recover import stages_of
 from maclaurin.errors import DataError, InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
 from maclaurin.training.config import config_from
@@ -52,7 +54,10 @@ def test_adapters_change_nothing_at_first_and_merge_into_what_they_did():
     model = MaclaurinForCausalLM(MaclaurinConfig.of_size(size_named("pico"), "exp/sum", 32)).eval()
     tokens = torch.randint(0, 32, (2, 9))
     plain = model(input_ids=tokens).logits
-    adapters = with_adapters(model, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapters = with_adapters(model, 4, "somewhere")
+    assert adapters.peft_config["default"].base_model_name_or_path == "somewhere"
     torch.testing.assert_close(model(input_ids=tokens).logits, plain)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert trainable
@@ -271,7 +276,7 @@ def test_a_hybrid_learns_answers_and_goes_on_where_it_was_cut_off(tmp_path, lora
         kl_steps=4, lora=lora, mix=0.5, reach=400, answer_weight=0.2, length=512, batch_size=6, text_lr=3e-3,
         device="cpu",
     )  # fmt: skip
-    ((name, config),) = recovery.stages(tmp_path / "student", str(tmp_path / "teacher"))
+    ((name, config),) = stages_of(recovery, tmp_path / "student", str(tmp_path / "teacher"))
     assert name == "match-logits"
     assert (config.mix, config.reach, config.answer_weight) == (0.5, 400, 0.2)
     config = config.replace(**mixed_data(tmp_path), checkpoint_every=2, keep=5, eval_rows=4)
@@ -287,7 +292,7 @@ def test_a_hybrid_learns_answers_and_goes_on_where_it_was_cut_off(tmp_path, lora
 
 def test_a_recovery_without_answers_in_its_data_is_as_before(tmp_path):
     recovery = Recovery(0, 3, "somewhere", length=64, kl_steps=2, batch_size=2)
-    stages = recovery.stages(tmp_path, "teacher")
+    stages = stages_of(recovery, tmp_path, "teacher")
     assert [name for name, _ in stages] == ["match-logits", "next-token"]
     assert {(config.data, config.mix) for _, config in stages} == {("somewhere", 0.0)}
 
@@ -296,4 +301,4 @@ def test_rows_that_cannot_be_mixed_are_errors_before_any_work(tmp_path):
     for change in ({"length": 64}, {"mix": 1.5}, {"reach": 10}):
         recovery = Recovery(**{"kl_steps": 2, "mix": 0.2, "length": 1024, **change})
         with pytest.raises(DataError, match=r"mix|reach"):
-            recovery.stages(tmp_path, "teacher")
+            stages_of(recovery, tmp_path, "teacher")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,9 +17,9 @@ from maclaurin.errors import InputError, load_extra
 if TYPE_CHECKING:
     from maclaurin.conversion.allocate import Measured
     from maclaurin.conversion.choose_memory import ChosenMemory
-    from maclaurin.conversion.conversion_record import MeasuredGap
+    from maclaurin.conversion.conversion_record import Gap, MeasuredGap, Memory
     from maclaurin.conversion.converted_model import Conversion
-    from maclaurin.conversion.memory_budget import Memory
+    from maclaurin.evaluation.results import Score
 
 
 def convert(
@@ -137,9 +138,9 @@ def convert(
             "--dry-run cannot be combined with --attention: it prints the plans of --memory or --constant."
         )
     load_extra("transformers", "models", "this command")
+    from maclaurin.conversion.conversion_record import Recovery
     from maclaurin.conversion.convert_model import convert as convert_model
     from maclaurin.conversion.measure import MeasureFile
-    from maclaurin.conversion.recover import Recovery
 
     try:
         result = convert_model(
@@ -177,6 +178,13 @@ def convert(
         raise
     if not result.finished:
         Console().print("stopped; continue with --resume", highlight=False)
+    if result.was_finished:
+        Console(highlight=False).print(
+            f"{out} is finished: nothing was left to resume. More steps train it further; for another "
+            "conversion, choose another --out.",
+            markup=False,
+            soft_wrap=True,
+        )
     for kind, measured in (result.recovered or {}).items():
         assert result.folder is not None
         _print_recovered(kind, measured, _switched_off(result.folder))
@@ -206,10 +214,13 @@ def _print_plans(chosen: ChosenMemory) -> None:
     )  # fmt: skip
     for found in decision.measured:
         table.add_row("taken" if found is decision.best else "", *_cells(found))
+    for found in decision.references:
+        table.add_row("reference", *_cells(found))
     console.print(table)
     console.print(
         "cost: increase in loss per token + 0.1 × decrease in log-odds, ± standard error. "
-        "All plans answered the same first questions; the best three, more. Exact heads keep every key.",
+        "All plans answered the same first questions; the best three, more. Exact heads keep every key. "
+        "References are simple plans of the same bytes, only to compare with.",
         markup=False,
     )
 
@@ -290,9 +301,10 @@ def _print_recovered(kind: str, by: dict[int, MeasuredGap], control: str) -> Non
     for column in columns:
         table.add_column(column, justify="right")
     for at, found in by.items():
-        shown = (_shown(getattr(found, name)) for name in figures)
-        table.add_row(str(at), *shown, _share(found.gap_closed_recovered))
-    Console().print(table)
+        _add_rows(table, at, found, figures, found.gap_closed_recovered)
+    console = Console(highlight=False)
+    console.print(table)
+    _explain_scores(console, by)
 
 
 _TITLES = {
@@ -311,9 +323,30 @@ def _print_conversion(conversion: Conversion, out: Path | None) -> None:
         for column in ("tokens", "original", "window alone", "converted", "gap closed"):
             table.add_column(column, justify="right")
         for at, found in gaps.items():
-            shown = map(_shown, (found.original, found.window_only, found.converted))
-            table.add_row(str(at), *shown, _share(found.closed))
+            _add_rows(table, at, found, ("original", "window_only", "converted"), found.closed)
         console.print(table)
+        _explain_scores(console, gaps)
+
+
+def _add_rows(
+    table: Table, at: int, found: Gap | MeasuredGap, figures: Sequence[str], closed: float | None
+) -> None:
+    """A row of numbers; for questions also their intervals, and the log-odds that the facts add."""
+    table.add_row(str(at), *(_shown(getattr(found, name)) for name in figures), _share(closed))
+    if not found.scores:
+        return
+    scores = [found.scores.get(name, {}) for name in figures]
+    table.add_row("95 %", *(_interval(by.get("acc")) for by in scores), "")
+    table.add_row("log-odds", *(_odds(by.get("log_odds_gain")) for by in scores), "", end_section=True)
+
+
+def _explain_scores(console: Console, gaps: Mapping[int, Gap] | Mapping[int, MeasuredGap]) -> None:
+    if any(found.scores for found in gaps.values()):
+        console.print(
+            "95 %: the interval of the share; log-odds of the right answer, less those without the facts "
+            "(0: the facts are forgotten). Guessing gets 0.25.",
+            markup=False,
+        )
 
 
 def _memory(memory: Memory) -> str:
@@ -332,6 +365,14 @@ def _bytes(fixed: int, per_token: int) -> str:
 
 def _shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
+
+
+def _interval(score: Score | None) -> str:
+    return "–" if score is None or score.low is None else f"{score.low:.2f} … {score.high:.2f}"
+
+
+def _odds(score: Score | None) -> str:
+    return "–" if score is None or score.value is None else f"{score.value:+.2f}"
 
 
 def _share(value: float | None) -> str:

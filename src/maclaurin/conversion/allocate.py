@@ -25,10 +25,11 @@ from typing import cast, final
 
 from torch import Tensor
 
+from maclaurin.conversion.conversion_record import MemoryBudget
 from maclaurin.conversion.fact_questions import Answer, Question, answers_together
 from maclaurin.conversion.head_measures import TextDamage
 from maclaurin.conversion.measure import MeasureFile, Perplexity, measured_with
-from maclaurin.conversion.memory_budget import COUNTED_IN, MemoryBudget
+from maclaurin.conversion.memory_budget import COUNTED_IN
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import tokens_at_once
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
@@ -55,6 +56,8 @@ WINDOW_ALONE, MOSTLY_KEPT = 1.0, 0.25
 #: if damage decides: fewest keys of a head, sinks included, and the size from which sizes do not double
 FEWEST_KEYS, FINE_FROM = 20, 1024
 WHOLE, TAIL = "exp/sum", "taylor(2,about=mean)"
+#: share of the budget for the layers or heads of a reference plan that keep every key
+SHARE_OF_WHOLE = 0.75
 
 Place = tuple[int, int]  # (layer, key-value head)
 
@@ -66,6 +69,7 @@ class MemoryPlan:
 
     top      number of top-ranked heads, which have the memory `of_top`
     others   the different memories of the other heads, the smallest first
+    layers   how many whole layers the top heads are; 0 if heads were chosen one by one
     """
 
     top: int
@@ -73,6 +77,7 @@ class MemoryPlan:
     others: tuple[str, ...]
     attention: tuple[str, ...]
     bytes: int
+    layers: int = 0
 
     @property
     def is_by_damage(self) -> bool:
@@ -86,7 +91,7 @@ class MemoryPlan:
         if self.is_by_damage:
             fewest, most = _slots(self.others[0]), _slots(self.others[-1])
             others = f"{fewest:,} to {most:,} exact keys by their damage on text"
-        return others if not self.top else f"{self.top} heads {self.of_top}, others {others}"
+        return others if not self.top else f"{self._top} {self.of_top}, others {others}"
 
     @property
     def summary(self) -> str:
@@ -97,11 +102,19 @@ class MemoryPlan:
         if not self.top:
             return f"all heads {others}"
         top = "exact" if self.of_top == WHOLE else f"with {memory_in_words(self.of_top)}"
-        return f"{self.top} {top}; others {others}"
+        return f"{self._top if self.layers else self.top} {top}; others {others}"
+
+    @property
+    def _top(self) -> str:
+        if self.layers:
+            return "1 layer" if self.layers == 1 else f"{self.layers} layers"
+        return f"{self.top} heads"
 
     @property
     def kind(self) -> str:
         """How it spends memory, one of memory_page.METHODS."""
+        if self.layers:
+            return "every key in some layers"
         if self.top:
             return "every key in some heads" if self.of_top == WHOLE else "long windows for some heads"
         specs = [parse(memory) for memory in self.others]
@@ -172,11 +185,12 @@ class Answered:
 @final
 @dataclass(frozen=True)
 class Decision:
-    """The best plan, with every measured plan and the original."""
+    """The best plan, with every measured plan, plans to compare with, and the original."""
 
     best: Measured
     measured: tuple[Measured, ...]
     original: Answered
+    references: tuple[Measured, ...] = ()
 
 
 def decide(
@@ -188,16 +202,19 @@ def decide(
     report: Callable[[float], None] = lambda share: None,
     *,
     finalists: int = FINALISTS,
+    references: Sequence[MemoryPlan] = (),
 ) -> Decision:
     """Choose the cheapest plan on rows [B, T] and questions; what is in the file is not measured again.
 
     All plans answer the first FIRST_QUESTIONS; then the best `finalists` answer all. The best of those
-    is chosen.
+    is chosen. References answer the first questions too, but are not chosen unless they are among the plans.
     """
     own = [str(layer) for layer in cast("MaclaurinConfig", model.config).layer_attention()]
     some = questions[:FIRST_QUESTIONS]
     finalists = min(finalists, len(plans))
-    total = len(questions) * (1 + finalists) + len(some) * (len(plans) - finalists)
+    known = {plan.attention for plan in plans}
+    others = [plan for plan in references if plan.attention not in known]
+    total = len(questions) * (1 + finalists) + len(some) * (len(plans) - finalists + len(others))
     done = 0
 
     def measure(attention: Sequence[str], asked: Sequence[Question], more: int) -> Answered:
@@ -217,7 +234,8 @@ def decide(
         for m in first[:finalists]
     ]
     final.sort(key=_by_cost)
-    return Decision(final[0], (*final, *first[finalists:]), original)
+    compared = [measure(plan.attention, some, len(some)).measured(plan, original) for plan in others]
+    return Decision(final[0], (*final, *first[finalists:]), original, tuple(compared))
 
 
 def _by_cost(found: Measured) -> tuple[float, int]:
@@ -263,12 +281,9 @@ def plans_for(
     """
     found: dict[tuple[str, ...], MemoryPlan] = {}
     for top, of_top, others in _mixtures(config, budget, ranking, damage, reaches):
-        memories = dict.fromkeys(ranking[:top], of_top) | dict(zip(ranking[top:], others, strict=True))
-        attention = attention_of(config, memories)
-        size = bytes_of(config, attention, budget.at)
-        if size <= budget.bytes:
-            plan = MemoryPlan(top, of_top, tuple(sorted(set(others), key=_slots)), attention, size)
-            found.setdefault(attention, plan)
+        plan = _plan(config, budget.at, ranking, top, of_top, others)
+        if plan.bytes <= budget.bytes:
+            found.setdefault(plan.attention, plan)
     full = [plan for plan in found.values() if plan.bytes >= (1 - MOST_UNUSED) * budget.bytes]
     if not found:
         smallest = attention_of(config, dict.fromkeys(ranking, exact_keys(SMALLEST_WINDOW + SINKS)))
@@ -278,6 +293,58 @@ def plans_for(
             f"window of {SMALLEST_WINDOW} take {needed:,} bytes. Give that or more."
         )
     return full or list(found.values())
+
+
+def _plan(
+    config: MaclaurinConfig,
+    at: int,
+    ranking: Sequence[Place],
+    top: int,
+    of_top: str,
+    others: Sequence[str],
+    layers: int = 0,
+) -> MemoryPlan:
+    """The first `top` heads of the ranking with the memory `of_top`, the others with one memory each."""
+    memories = dict.fromkeys(ranking[:top], of_top) | dict(zip(ranking[top:], others, strict=True))
+    attention = attention_of(config, memories)
+    different = tuple(sorted(set(others), key=_slots))
+    return MemoryPlan(top, of_top, different, attention, bytes_of(config, attention, at), layers)
+
+
+def reference_plans(
+    config: MaclaurinConfig, budget: MemoryBudget, score: Sequence[Sequence[float]]
+) -> list[MemoryPlan]:
+    """Simple plans that fill the same budget, to compare a choice with.
+
+    All heads have a window, a window with kept keys, or a window with a tail if one fits. If memory may grow,
+    also every key in some layers, or in some heads, and a window with kept keys in the others.
+
+    score    of each head as a retrieval head, [layers][heads]; the best layers and heads keep every key
+    """
+    places = [(layer, head) for layer, row in enumerate(score) for head in range(len(row))]
+    size, found = config.head_size, []
+    for near, tail in ((WINDOW_ALONE, None), (MOSTLY_KEPT, None), (WINDOW_ALONE, TAIL)):
+        same = filling(budget.bytes / len(places), size, near, tail)
+        if same is not None:
+            found.append(_plan(config, budget.at, places, 0, WHOLE, [same] * len(places)))
+    if not budget.constant:
+        number = round(SHARE_OF_WHOLE * budget.bytes / (budget.at * _key_bytes(size)))
+        layers = number // config.kv_heads
+        by_layer = sorted(places, key=lambda place: (-sum(score[place[0]]), place))
+        by_head = sorted(places, key=lambda place: (-score[place[0]][place[1]], place))
+        found += _with_exact_heads(config, budget, by_layer, layers * config.kv_heads, layers)
+        found += _with_exact_heads(config, budget, by_head, number)
+    return [plan for plan in found if plan.bytes <= budget.bytes]
+
+
+def _with_exact_heads(
+    config: MaclaurinConfig, budget: MemoryBudget, ranking: Sequence[Place], top: int, layers: int = 0
+) -> list[MemoryPlan]:
+    """The plan in which the first heads keep every key and the others share the rest equally, if it fits."""
+    size, others = config.head_size, len(ranking) - top
+    left = budget.bytes - top * budget.at * _key_bytes(size)
+    same = filling(left / others, size, MOSTLY_KEPT) if top and others else None
+    return [] if same is None else [_plan(config, budget.at, ranking, top, WHOLE, [same] * others, layers)]
 
 
 def attention_of(config: MaclaurinConfig, memories: dict[Place, str]) -> tuple[str, ...]:
@@ -356,7 +423,7 @@ def _tops(
     budget: MemoryBudget, heads: int, size: int, reaches: Sequence[int]
 ) -> Iterator[tuple[int, str, float]]:
     """(number of top heads, their memory, bytes left for the others)"""
-    key = 2 * size * COUNTED_IN.itemsize  # bytes of one key and value
+    key = _key_bytes(size)
     if not budget.constant:
         tops = {min(heads, int(share * budget.bytes / (budget.at * key))) for share in SHARES_OF_TOP}
         for top in sorted(tops):
@@ -457,7 +524,7 @@ def _by_damage(others: Sequence[Place], budget: float, size: int, damage: TextDa
 
 def _using_up(memories: list[str], left: float, size: int) -> list[str]:
     """The same memories, with the rest of the budget shared equally."""
-    more = int(left / len(memories) / (2 * size * COUNTED_IN.itemsize + 4))  # a kept key also has a score
+    more = int(left / len(memories) / (_key_bytes(size) + 4))  # a kept key also has a score
     if more < 1:
         return memories
     grown = [_grown(memory, more) for memory in memories]
@@ -472,6 +539,11 @@ def _grown(memory: str, slots: int) -> str:
     if not window.kept:
         return exact_keys(window.slots + slots)
     return f"poly(0)+window({window.size},sinks={window.sinks},kept={window.kept + slots})/sum"
+
+
+def _key_bytes(size: int) -> int:
+    """Bytes of one key and value of a head."""
+    return 2 * size * COUNTED_IN.itemsize
 
 
 @cache

@@ -28,13 +28,14 @@ from maclaurin.conversion.allocate import (
     decide,
     memories_to_try,
     plans_for,
+    reference_plans,
 )
 from maclaurin.conversion.conversion_record import (
     ChosenPlan,
     MeasuredOriginal,
     MeasuredPlan,
+    MemoryBudget,
     MemoryChoice,
-    SampleSettings,
 )
 from maclaurin.conversion.fact_questions import Question, fact_questions, reaches_of
 from maclaurin.conversion.head_measures import (
@@ -46,7 +47,7 @@ from maclaurin.conversion.head_measures import (
     require_softmax,
 )
 from maclaurin.conversion.measure import MeasureFile
-from maclaurin.conversion.memory_budget import MemoryBudget
+from maclaurin.conversion.memory_budget import read_budget
 from maclaurin.conversion.sample_text import rows_of
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import summed_loss
@@ -133,10 +134,13 @@ class ChosenMemory:
         return MemoryChoice(
             budget=self.budget,
             plan=ChosenPlan(best.plan.name, best.plan.bytes, best.cost, best.error),
-            original=MeasuredOriginal(original.loss, original.log_odds, original.recall),
+            original=MeasuredOriginal(
+                original.loss, original.log_odds, original.recall, len(original.answers)
+            ),
             measured=tuple(_recorded(found) for found in self.decision.measured),
             heads={name: [[round(x, 4) for x in row] for row in u.tolist()] for name, u in named.items()},
             other_budgets=tuple(_recorded(found) for found in others),
+            references=tuple(_recorded(found) for found in self.decision.references),
         )
 
 
@@ -158,19 +162,21 @@ def choose_memory(
     model: MaclaurinForCausalLM,
     tokenizer: Any,
     request: MemoryRequest,
-    sample: SampleSettings,
+    calibration: Tensor,
     out: Path | None,
     *,
     resume: bool = False,
     progress: bool = True,
 ) -> tuple[ChosenMemory, MeasureFile]:
-    """Measure every head, then every plan that fills the budget; results are kept in a file next to `out`."""
+    """Measure every head, then every plan that fills the budget, on calibration text [T] and questions.
+
+    Results are kept in a file next to `out`.
+    """
     config = cast("MaclaurinConfig", model.config)
-    budget = MemoryBudget.read(config, memory=request.memory, constant=request.constant, at=request.at)
+    budget = read_budget(config, memory=request.memory, constant=request.constant, at=request.at)
     require_softmax(model)
     heads = [(layer, head) for layer in range(config.num_hidden_layers) for head in range(config.kv_heads)]
     plans_for(config, budget, heads)  # a budget that is too small is an error at once
-    calibration, _ = sample.calibration(model, tokenizer)
     if calibration.numel() < FEWEST_TOKENS:
         raise InputError(
             f"the calibration text has {calibration.numel()} tokens, but choosing a memory "
@@ -184,7 +190,8 @@ def choose_memory(
     if progress:
         budgets = 1 + len(NEIGHBOURS) * request.frontier
         plans = plans_for(config, budget, heads, _equal_damage(config, rows.shape[1]))
-        _announce(model, rows, questions, plans, budgets, length)
+        references = reference_plans(config, budget, [[0.0] * config.kv_heads] * config.num_hidden_layers)
+        _announce(model, rows, questions, plans, budgets, len(references), length)
     chosen = choose_by(
         model,
         budget,
@@ -193,6 +200,7 @@ def choose_memory(
         file,
         plan_questions=questions.of_plans,
         neighbours=NEIGHBOURS if request.frontier else (),
+        compare=True,
         progress=progress,
     )
     return chosen, file
@@ -219,12 +227,14 @@ def choose_by(
     *,
     plan_questions: Sequence[Question] | None = None,
     neighbours: Sequence[float] = (),
+    compare: bool = False,
     progress: bool = True,
 ) -> ChosenMemory:
     """Choose a memory by these questions and calibration texts [B, T].
 
     plan_questions    that plans are measured by; by default those that heads are measured by
     neighbours        other budgets to measure, as multiples of this one
+    compare           whether to measure simple plans of the same bytes as well (`reference_plans`)
     """
     config = cast("MaclaurinConfig", model.config)
     with report_progress("measuring heads by questions", progress) as report:
@@ -233,13 +243,14 @@ def choose_by(
         damage = measure_damage(model, rows, memories_to_try(rows.shape[1]), file, report)
     asked = questions if plan_questions is None else plan_questions
 
-    def decided(limit: MemoryBudget, finalists: int) -> Decision:
+    def decided(limit: MemoryBudget, finalists: int, references: Sequence[MemoryPlan] = ()) -> Decision:
         plans = plans_for(config, limit, heads.ranking, damage, reaches_of(questions))
         title = f"measuring {len(plans)} plans for {limit.bytes:,} bytes"
         with report_progress(title, progress) as report:
-            return decide(model, plans, rows, asked, file, report, finalists=finalists)
+            return decide(model, plans, rows, asked, file, report, finalists=finalists, references=references)
 
-    decision = decided(budget, FINALISTS)
+    references = reference_plans(config, budget, heads.score.tolist()) if compare else []
+    decision = decided(budget, FINALISTS, references)
     others = _neighbours(config, budget, heads.ranking, neighbours)
     frontier = [(budget, decision.best), *((other, decided(other, 1).best) for other in others)]
     return ChosenMemory(budget, heads, decision, tuple(sorted(frontier, key=lambda point: point[0].bytes)))
@@ -293,15 +304,17 @@ def _announce(
     questions: _Questions,
     plans: Sequence[MemoryPlan],
     budgets: int,
+    references: int,
     length: int,
 ) -> None:
     """Print how long choosing will take, from the time of one reading with and without a smaller memory."""
-    seconds = _seconds_to_choose(model, rows, questions, plans, budgets)
+    number = budgets * len(plans) + references
+    seconds = _seconds_to_choose(model, rows, questions, plans[0], number, budgets)
     distances = sorted({question.distance for question in questions.of_heads})
     about = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{max(1, seconds):.0f} seconds"
     print(
         f"choosing a memory: about {about}; facts {', '.join(f'{d:,}' for d in distances)} tokens back, "
-        f"text of {rows.shape[0]} × {rows.shape[1]:,} tokens, about {budgets * len(plans)} plans",
+        f"text of {rows.shape[0]} × {rows.shape[1]:,} tokens, about {number} plans",
         file=sys.stderr,
         flush=True,
     )
@@ -318,7 +331,8 @@ def _seconds_to_choose(
     model: MaclaurinForCausalLM,
     rows: Tensor,
     questions: _Questions,
-    plans: Sequence[MemoryPlan],
+    plan: MemoryPlan,
+    plans: int,
     budgets: int,
 ) -> float:
     """The tokens of every pass, times the seconds of a token with full attention or with a plan."""
@@ -329,11 +343,11 @@ def _seconds_to_choose(
     full = 2 * (of_heads + eliminating) + _BACKWARD * rows.numel() + final
     damage = _ATTENTION * rows.numel() * len(memories_to_try(rows.shape[1]))
     more = (FINALISTS + budgets - 1) * (final - first)  # one finalist of every other budget
-    limited = damage + budgets * len(plans) * (rows.numel() + first) + more
+    limited = damage + plans * (rows.numel() + first) + more
     own = [str(layer) for layer in cast("MaclaurinConfig", model.config).layer_attention()]
     some = rows[0, :_TIMED].to(model.device)
     return full * _seconds_per_token(model, own, some) + limited * _seconds_per_token(
-        model, plans[0].attention, some
+        model, plan.attention, some
     )
 
 

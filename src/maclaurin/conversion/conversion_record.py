@@ -1,23 +1,23 @@
-"""conversion.json: the changes of a conversion, the choice of its memory, and its cost on sample text."""
+"""conversion.json: the changes of a conversion, the choice of its memory, and its cost on sample text.
+
+Records are read without torch.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, final
 
 import maclaurin
-from maclaurin.conversion.fact_questions import recall_over
-from maclaurin.conversion.measure import Gap, Measure, perplexities
-from maclaurin.conversion.memory_budget import Memory, MemoryBudget
-from maclaurin.conversion.recover import Recovery
-from maclaurin.conversion.sample_text import tokens_of
-from maclaurin.errors import InputError
+from maclaurin.evaluation.results import Score
 from maclaurin.plain_data import read_record, write_json
+
+if TYPE_CHECKING:
+    from maclaurin.conversion.measure import Measure, Reading
 
 FILE_NAME = "conversion.json"
 SCHEMA = 1
@@ -44,22 +44,40 @@ class SampleSettings:
     questions: int = 200
     calibration_tokens: int = CALIBRATION_LENGTH * CALIBRATION_ROWS
 
-    def calibration(self, model: Any, tokenizer: Any) -> tuple[Tensor, Tensor]:
-        """Tokens to calibrate on, and the tokens after them to measure on."""
-        first = self.calibration_tokens
-        needed = first + max([self.tokens, *self.lengths])
-        file = None if self.text is None else Path(self.text)
-        tokens = tokens_of(tokenizer, file, needed, model.config.vocab_size)
-        if tokens.numel() < 4:
-            raise InputError(f"the sample text has {tokens.numel()} tokens: too few to measure anything on.")
-        cut = min(first, tokens.numel() // 2)
-        return tokens[:cut], tokens[cut:]
 
-    def measures(self, model: Any, tokenizer: Any) -> tuple[Tensor, list[Measure]]:
-        """Tokens to calibrate on, and measures on the tokens after them."""
-        first, behind = self.calibration(model, tokenizer)
-        recalls = recall_over(self.distances, tokenizer, self.questions)
-        return first, [*perplexities(behind, self.lengths, self.tokens), *recalls]
+#: name of a number of a gap → the scores of its questions, as `maclaurin eval` has them: acc, log_odds_gain
+Scores = dict[str, dict[str, Score]]
+
+
+@final
+@dataclass(frozen=True)
+class Gap:
+    """One measure on the same text, and how much of the gap between window and original the tail closes."""
+
+    original: float
+    window_only: float | None
+    converted: float
+    higher_is_better: bool = False
+    scores: Scores = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, original: Reading, window_only: Reading | None, converted: Reading, *, higher_is_better: bool
+    ) -> Gap:
+        """From readings of the three attentions."""
+        alone = None if window_only is None else window_only.value
+        scores = scores_of({"original": original, "window_only": window_only, "converted": converted})
+        return cls(original.value, alone, converted.value, higher_is_better, scores)
+
+    @property
+    def closed(self) -> float | None:
+        """1: as good as the original; 0: the tail adds nothing; None: no window, or no gap."""
+        if self.window_only is None:
+            return None
+        width, gained = self.window_only - self.original, self.window_only - self.converted
+        if self.higher_is_better:
+            width, gained = self.original - self.window_only, self.converted - self.window_only
+        return gained / width if width > 0 else None
 
 
 @final
@@ -69,6 +87,7 @@ class MeasuredGap:
 
     recovered_tail_off     the trained model with its tail and kept keys switched off
     gap_closed_recovered   the closed share of the gap between the original and its window, both untrained
+    scores                 of recall: 95 % intervals of the shares, and log-odds less those without the facts
     """
 
     original: float
@@ -78,20 +97,74 @@ class MeasuredGap:
     recovered: float | None = None
     recovered_tail_off: float | None = None
     gap_closed_recovered: float | None = None
+    scores: Scores = field(default_factory=dict)
 
     @classmethod
     def of(cls, gap: Gap) -> MeasuredGap:
         """The gap before any training."""
-        return cls(gap.original, gap.window_only, gap.converted, gap.closed)
+        return cls(gap.original, gap.window_only, gap.converted, gap.closed, scores=gap.scores)
 
     def after_training(
-        self, recovered: float, tail_off: float | None, *, higher_is_better: bool
+        self, recovered: Reading, tail_off: Reading | None, *, higher_is_better: bool
     ) -> MeasuredGap:
         """The same with the measures of the trained model."""
-        closed = Gap(self.original, self.window_only, recovered, higher_is_better).closed
+        closed = Gap(self.original, self.window_only, recovered.value, higher_is_better).closed
         return dataclasses.replace(
-            self, recovered=recovered, recovered_tail_off=tail_off, gap_closed_recovered=closed
+            self,
+            recovered=recovered.value,
+            recovered_tail_off=None if tail_off is None else tail_off.value,
+            gap_closed_recovered=closed,
+            scores=self.scores | scores_of({"recovered": recovered, "recovered_tail_off": tail_off}),
         )
+
+
+def scores_of(readings: Mapping[str, Reading | None]) -> Scores:
+    """The scores of those readings that have some."""
+    return {name: found.scores for name, found in readings.items() if found is not None and found.scores}
+
+
+@final
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the cache for one text, counted in bf16 like a budget; a model in fp32 takes twice that.
+
+    state_bytes            of all layers with a state of fixed size
+    bytes_per_token        that the other layers add with every token
+    original_state_bytes   the same as state_bytes, for the original
+    original               the same as bytes_per_token, for the original
+    """
+
+    state_bytes: int
+    bytes_per_token: int
+    original_state_bytes: int
+    original: int
+
+    @property
+    def break_even_tokens(self) -> int | None:
+        """The length of text from which the converted model takes less; None if it never does."""
+        saved = self.original - self.bytes_per_token
+        return None if saved <= 0 else max(0, -(-(self.state_bytes - self.original_state_bytes) // saved))
+
+
+@final
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Bytes that a text of `at` tokens may take; if constant, longer texts may not take more."""
+
+    bytes: int
+    at: int
+    constant: bool
+    #: bytes of the original's keys and values at that length
+    original: int
+
+    def times(self, factor: float) -> MemoryBudget:
+        """A budget for the same text with `factor` times the bytes."""
+        return dataclasses.replace(self, bytes=int(factor * self.bytes))
+
+    def __str__(self) -> str:
+        share = f"{self.bytes / self.original:.1%} of the original's {self.original:,}"
+        kind = "at any length" if self.constant else f"at {self.at:,} tokens"
+        return f"{self.bytes:,} bytes {kind} ({share} at {self.at:,})"
 
 
 @final
@@ -133,6 +206,7 @@ class MeasuredOriginal:
     loss: float
     log_odds: float
     recall: float | None = None
+    questions: int | None = None
 
 
 @final
@@ -142,6 +216,7 @@ class MemoryChoice:
 
     heads           numbers [layers][heads] by the name of the measure
     other_budgets   the best plans for fewer and for more bytes, if measured
+    references      simple plans of the same bytes, to compare with
     """
 
     budget: MemoryBudget
@@ -150,15 +225,51 @@ class MemoryChoice:
     measured: tuple[MeasuredPlan, ...]
     heads: dict[str, list[list[float]]]
     other_budgets: tuple[MeasuredPlan, ...] = ()
+    references: tuple[MeasuredPlan, ...] = ()
+
+
+@final
+@dataclass(frozen=True)
+class Recovery:
+    """Settings of the training: steps of each stage, data, learning rates."""
+
+    match_steps: int = 0
+    text_steps: int = 0
+    data: str = "stdlib"
+    lora: int = 0
+    length: int = 1024
+    batch_size: int = 8
+    match_lr: float = 1e-3
+    text_lr: float = 1e-4
+    precision: str = "fp32"
+    device: str = "auto"
+    seed: int = 0
+    kl_steps: int = 0
+    #: share of rows with facts and questions, or with copies (data/recall_rows.py); largest distance of facts
+    mix: float = 0.0
+    reach: int | None = None
+    #: weight of the mean loss of answers; the mean divergence from the original's predictions has weight 1
+    answer_weight: float = 0.1
+    #: parts of a batch that are computed one after the other, to save memory
+    accumulate: int = 1
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether there is anything to train."""
+        return bool(self.match_steps or self.kl_steps or self.text_steps)
 
 
 @final
 @dataclass(frozen=True)
 class RecoveryRecord:
-    """The training after a conversion, and the seconds of all its parts."""
+    """The training after a conversion, and the seconds of all its parts.
+
+    finished   whether it was trained to the end and measured
+    """
 
     settings: Recovery
     seconds: float
+    finished: bool = False
 
 
 @final
@@ -201,6 +312,18 @@ class ConversionRecord:
         """The same after more seconds of training."""
         before = 0.0 if self.recovery is None else self.recovery.seconds
         return dataclasses.replace(self, recovery=RecoveryRecord(settings, round(before + seconds, 1)))
+
+    def with_finished_training(self) -> ConversionRecord:
+        """The same once the trained model is measured."""
+        assert self.recovery is not None
+        return dataclasses.replace(self, recovery=dataclasses.replace(self.recovery, finished=True))
+
+    def has_finished(self, settings: Recovery) -> bool:
+        """Whether nothing is left of a training with these settings, on whichever device."""
+        known = self.recovery
+        if known is None or not known.finished:
+            return False
+        return dataclasses.replace(known.settings, device=settings.device) == settings
 
     def write(self, folder: Path) -> None:
         """Replace conversion.json in this folder."""

@@ -9,9 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, final
 
+from torch import Tensor
+
 from maclaurin.conversion.allocate import FINAL_QUESTIONS
 from maclaurin.conversion.choose_memory import ChosenMemory, MemoryRequest, choose_memory
-from maclaurin.conversion.conversion_record import MeasuredGap, SampleSettings, read_conversion
+from maclaurin.conversion.conversion_record import (
+    ConversionRecord,
+    MeasuredGap,
+    Recovery,
+    SampleSettings,
+    read_conversion,
+)
 from maclaurin.conversion.converted_model import (
     Choice,
     Conversion,
@@ -24,8 +32,11 @@ from maclaurin.conversion.converted_model import (
     save,
     write_plans_page,
 )
-from maclaurin.conversion.measure import without_tails
-from maclaurin.conversion.recover import Recovery, recover
+from maclaurin.conversion.fact_questions import recall_over
+from maclaurin.conversion.measure import Measure, perplexities, without_tails
+from maclaurin.conversion.recover import recover, stages_of
+from maclaurin.conversion.sample_text import calibration_and_held_out
+from maclaurin.data.data_config import require_data
 from maclaurin.device import usable_device
 from maclaurin.errors import InputError
 from maclaurin.evaluation.model_tokenizer import tokenizer_for
@@ -75,11 +86,12 @@ OnResult = Callable[[ChosenMemory | Conversion], None]
 class ConversionResult:
     """The result of `convert`.
 
-    folder       the model folder; None if nothing was written
-    chosen       the chosen memory and all measured plans; None if the attention was given
-    conversion   the changes and their cost; None if a recovery was resumed or nothing written
-    recovered    kind of measure → length or distance → the numbers after training; None without training
-    finished     False if a signal stopped the training: resume=True continues it
+    folder         the model folder; None if nothing was written
+    chosen         the chosen memory and all measured plans; None if the attention was given
+    conversion     the changes and their cost; None if a recovery was resumed or nothing written
+    recovered      kind of measure → length or distance → the numbers after training; None without training
+    finished       False if a signal stopped the training: resume=True continues it
+    was_finished   whether `resume` found that nothing was left to do
     """
 
     folder: Path | None
@@ -87,6 +99,7 @@ class ConversionResult:
     conversion: Conversion | None = None
     recovered: dict[str, dict[int, MeasuredGap]] | None = None
     finished: bool = True
+    was_finished: bool = False
 
 
 def convert(
@@ -162,10 +175,13 @@ def convert(
             None, _only_choose(model, wanted, sample, folder, device, progress, on_result)
         )
     assert folder is not None
-    recovery.stages(folder, model)  # checks the settings before any work
+    _require_trainable(recovery, folder, model)
     chosen = conversion = None
     if resume and (attention is not None or folder.exists()):
-        sample = _resumed_sample(folder, recovery) or sample
+        record = _record_to_resume(folder, recovery)
+        if record.has_finished(recovery):
+            return ConversionResult(folder, recovered=_measured(record), was_finished=True)
+        sample = record.measured_on or sample
     else:
         chosen, conversion = _convert_anew(
             model, folder, wanted, sample, device, resume=resume, progress=progress, on_result=on_result
@@ -197,6 +213,13 @@ def _require_consistent(
         )
 
 
+def _require_trainable(recovery: Recovery, folder: Path, teacher: str) -> None:
+    """Raise if settings of the training are wrong or its data is missing, before any work."""
+    stages_of(recovery, folder, teacher)
+    if recovery.has_steps:
+        require_data(recovery.data)
+
+
 def _long_enough(
     sample: SampleSettings, request: MemoryRequest, model: MaclaurinForCausalLM
 ) -> SampleSettings:
@@ -224,7 +247,8 @@ def _only_choose(
         _require_free(out)
     model, tokenizer = load_for_conversion(name, device, progress=progress)
     sample = _long_enough(sample, wanted, model)
-    chosen, _ = choose_memory(model, tokenizer, wanted, sample, out, progress=progress)
+    calibration, _ = calibration_and_held_out(sample, model, tokenizer)
+    chosen, _ = choose_memory(model, tokenizer, wanted, calibration, out, progress=progress)
     if out is not None:
         write_plans_page(out, name, chosen.record(), chosen.decision.best.plan.attention)
     on_result(chosen)
@@ -247,23 +271,41 @@ def _convert_anew(
     require_model(name)
     sharp = wanted.read_inspection() if isinstance(wanted, AttentionRequest) else None
     model, tokenizer = load_for_conversion(name, device, progress=progress)
+    if isinstance(wanted, MemoryRequest):
+        sample = _long_enough(sample, wanted, model)
+    texts = _Texts.of(sample, model, tokenizer)
     if isinstance(wanted, AttentionRequest):
-        conversion = _convert_loaded(
-            model, tokenizer, name, wanted.choice(name, model, sharp), sample, progress=progress
-        )
+        choice = wanted.choice(name, model, sharp)
+        conversion = _convert_loaded(model, name, choice, texts, progress=progress)
         save(model.cpu(), tokenizer, conversion, out, measured_on=sample)
         on_result(conversion)
         return None, conversion
-    sample = _long_enough(sample, wanted, model)
-    chosen, file = choose_memory(model, tokenizer, wanted, sample, out, resume=resume, progress=progress)
+    chosen, file = choose_memory(
+        model, tokenizer, wanted, texts.calibration, out, resume=resume, progress=progress
+    )
     on_result(chosen)
-    choice = _choice_of(model, chosen)
-    conversion = _convert_loaded(model, tokenizer, name, choice, sample, progress=progress)
+    conversion = _convert_loaded(model, name, _choice_of(model, chosen), texts, progress=progress)
     conversion = dataclasses.replace(conversion, chosen=chosen.record())
     save(model.cpu(), tokenizer, conversion, out, measured_on=sample)
     file.remove()
     on_result(conversion)
     return chosen, conversion
+
+
+@final
+@dataclass(frozen=True)
+class _Texts:
+    """Tokens [T] to calibrate on, and the measures on the text after them and on questions."""
+
+    calibration: Tensor
+    measures: list[Measure]
+
+    @staticmethod
+    def of(sample: SampleSettings, model: MaclaurinForCausalLM, tokenizer: Any) -> _Texts:
+        """Raises if the text is too short for a length."""
+        calibration, held_out = calibration_and_held_out(sample, model, tokenizer)
+        recalls = recall_over(sample.distances, tokenizer, sample.questions)
+        return _Texts(calibration, [*perplexities(held_out, sample.lengths, sample.tokens), *recalls])
 
 
 def _require_free(out: Path) -> None:
@@ -302,24 +344,22 @@ def _sharp_layers(found: Inspection, count: int, name: str, model: MaclaurinForC
 
 def _convert_loaded(
     model: MaclaurinForCausalLM,
-    tokenizer: Any,
     source: str,
     choice: Choice,
-    sample: SampleSettings,
+    texts: _Texts,
     *,
     progress: bool,
 ) -> Conversion:
     """Swap and calibrate in place; measure before and after."""
-    calibration, measures = sample.measures(model, tokenizer)
     passes = 2 if without_tails(choice.attention) is None else 3
-    total = calibration.numel() + passes * sum(measure.tokens for measure in measures)
+    total = texts.calibration.numel() + passes * sum(measure.tokens for measure in texts.measures)
     with report_progress("measuring", progress) as report:
         return convert_loaded(
             model,
             source,
             choice,
-            sample=calibration.to(model.device),
-            measures=measures,
+            sample=texts.calibration.to(model.device),
+            measures=texts.measures,
             on_tokens=_counted(report, total),
         )
 
@@ -327,13 +367,26 @@ def _convert_loaded(
 # ------------------------------------------------------------------------------------------ recovery
 
 
-def _resumed_sample(out: Path, recovery: Recovery) -> SampleSettings | None:
-    """The sample that the conversion in this folder was measured on; None if not recorded."""
-    if not recovery.has_steps:
+def _record_to_resume(out: Path, recovery: Recovery) -> ConversionRecord:
+    """The record of the conversion in this folder; raises if there is no training to continue."""
+    record = read_conversion(out)
+    if recovery.has_steps:
+        return record
+    if record.recovery is not None and not record.recovery.finished:
         raise InputError(
-            "`resume` continues a recovery: give its `match_steps`, `kl_steps` and `text_steps` again."
+            f"{out} is converted, but its recovery is not finished: `resume` continues it if you give its "
+            "`match_steps`, `kl_steps` and `text_steps` again."
         )
-    return read_conversion(out).measured_on
+    raise InputError(
+        f"{out} is finished: it was converted from {record.source}, and nothing is left to resume. It loads "
+        "like any model folder. To train it, give `match_steps`, `kl_steps` or `text_steps`; for another "
+        "conversion, choose another `out`."
+    )
+
+
+def _measured(record: ConversionRecord) -> dict[str, dict[int, MeasuredGap]]:
+    """The measures by kind."""
+    return {kind: found for kind in ("perplexity", "recall") if (found := record.gaps(kind))}
 
 
 def _recover(
@@ -347,13 +400,14 @@ def _recover(
     if not outcomes[-1].finished:
         return None
     model, tokenizer = load_for_conversion(str(out), recovery.device, progress=progress)
-    _, measures = sample.measures(model, tokenizer)
+    measures = _Texts.of(sample, model, tokenizer).measures
     passes = 1 if without_tails(own_attention(model)) is None else 2
     total = passes * sum(measure.tokens for measure in measures)
     with report_progress("measuring", progress) as report:
         record = measure_recovered(record, model, measures, _counted(report, total))
+    record = record.with_finished_training()
     record.write(out)
-    return {measure.kind: record.gaps(measure.kind) for measure in measures}
+    return _measured(record)
 
 
 def _counted(report: Callable[[float], None], total: int) -> Callable[[int], None]:

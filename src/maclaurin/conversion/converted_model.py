@@ -16,12 +16,14 @@ from maclaurin.conversion.conversion_record import (
     CALIBRATION_LENGTH,
     CALIBRATION_ROWS,
     ConversionRecord,
+    Gap,
     MeasuredGap,
+    Memory,
     MemoryChoice,
     SampleSettings,
 )
-from maclaurin.conversion.measure import Gap, Measure, OnTokens, gap, measured_with, without_tails
-from maclaurin.conversion.memory_budget import Memory
+from maclaurin.conversion.measure import Measure, OnTokens, gap, read_with, without_tails
+from maclaurin.conversion.memory_budget import memory_of
 from maclaurin.conversion.sample_text import rows_of
 from maclaurin.errors import InputError
 from maclaurin.files import new_folder, require_writable_folder, write_file
@@ -76,7 +78,7 @@ def convert_loaded(
     for measure in measures:
         gaps.setdefault(measure.kind, {})[measure.at] = gap(model, own, choice.attention, measure, on_tokens)
     set_attention(model, choice.attention)
-    return Conversion(source, choice, gaps, Memory.of(model, own))
+    return Conversion(source, choice, gaps, memory_of(model, own))
 
 
 def measure_recovered(
@@ -88,8 +90,8 @@ def measure_recovered(
     """The record with measures of the trained model, with and without its tail."""
     alone = without_tails(record.attention)
     for measure in measures:
-        recovered = measured_with(model, record.attention, measure, on_tokens)
-        tail_off = None if alone is None else measured_with(model, alone, measure, on_tokens)
+        recovered = read_with(model, record.attention, measure, on_tokens)
+        tail_off = None if alone is None else read_with(model, alone, measure, on_tokens)
         found = record.gaps(measure.kind)[measure.at].after_training(
             recovered, tail_off, higher_is_better=measure.higher_is_better
         )

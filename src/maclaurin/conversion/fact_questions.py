@@ -16,13 +16,13 @@ from typing import Any, ClassVar, NamedTuple, cast, final
 import torch
 from torch import Tensor
 
-from maclaurin.conversion.measure import OnTokens
+from maclaurin.conversion.measure import OnTokens, Reading
 from maclaurin.data.recall_rows import fact_beginning
 from maclaurin.errors import InputError
 from maclaurin.evaluation.eval_task import Item
 from maclaurin.evaluation.needles import Recall
 from maclaurin.evaluation.prose import Prose
-from maclaurin.evaluation.scoring import Scorer
+from maclaurin.evaluation.scoring import Scorer, answer_metrics
 from maclaurin.models import MaclaurinCache, MaclaurinConfig, MaclaurinForCausalLM
 
 SEED = 1018
@@ -197,15 +197,17 @@ class RecallOverDistance:
         """Tokens of all texts."""
         return sum(self.lengths)
 
-    def __call__(self, model: MaclaurinForCausalLM, on_tokens: OnTokens) -> float:
-        """Accuracy of a model, asked question by question."""
+    def read(self, model: MaclaurinForCausalLM, on_tokens: OnTokens) -> Reading:
+        """Accuracy and log-odds of a model, asked question by question, as `maclaurin eval` does."""
         scorer = Scorer(model, self.tokenizer, _ANY_LENGTH)
-        right = 0.0
+        answers = []
         for item, length in zip(self.items, self.lengths, strict=True):
-            (answer,) = scorer.answers(item, "choices")
-            right += answer.score
+            answers.append(scorer.answers(item, "choices"))
             on_tokens(length)
-        return right / len(self.items)
+        scores = answer_metrics(answers, "choices")
+        share = scores["acc"].value
+        assert share is not None
+        return Reading(share, scores)
 
 
 def recall_over(distances: Sequence[int], tokenizer: Any, number: int) -> list[RecallOverDistance]:
@@ -213,10 +215,7 @@ def recall_over(distances: Sequence[int], tokenizer: Any, number: int) -> list[R
     prose = Prose.embedded()
     found = []
     for distance in distances:
-        asked = islice(Recall(distance).items(prose, RECALL_SEED), number)
-        items = tuple(
-            dataclasses.replace(item, without=None) for item in asked
-        )  # log-odds are not measured here
+        items = tuple(islice(Recall(distance).items(prose, RECALL_SEED), number))
         lengths = (len(tokenizer(item.context, add_special_tokens=False)["input_ids"]) for item in items)
         found.append(RecallOverDistance(distance, items, tuple(lengths), tokenizer))
     return found

@@ -14,9 +14,11 @@ from typing import Any, ClassVar, Protocol, final
 
 from torch import Tensor
 
+from maclaurin.conversion.conversion_record import Gap
 from maclaurin.conversion.sample_text import rows_of
 from maclaurin.errors import InputError
 from maclaurin.evaluation.likelihood import perplexity, summed_loss, tokens_at_once
+from maclaurin.evaluation.results import Score
 from maclaurin.models import MaclaurinForCausalLM
 from maclaurin.models.modeling import with_attention
 from maclaurin.plain_data import write_json
@@ -25,6 +27,15 @@ from maclaurin.spec.head_groups import specs_in, with_each_spec
 
 #: called with the number of tokens that were read
 OnTokens = Callable[[int], None]
+
+
+@final
+@dataclass(frozen=True)
+class Reading:
+    """The number that a measure found, and if questions were asked, the scores of their answers."""
+
+    value: float
+    scores: dict[str, Score] = field(default_factory=dict)
 
 
 class Measure(Protocol):
@@ -43,7 +54,7 @@ class Measure(Protocol):
         """Tokens it reads."""
         ...
 
-    def __call__(self, model: MaclaurinForCausalLM, on_tokens: OnTokens) -> float:
+    def read(self, model: MaclaurinForCausalLM, on_tokens: OnTokens) -> Reading:
         """The number for the model with its present attention and weights."""
         ...
 
@@ -67,13 +78,13 @@ class Perplexity:
         """Tokens in all rows."""
         return self.rows.numel()
 
-    def __call__(self, model: MaclaurinForCausalLM, on_tokens: OnTokens) -> float:
+    def read(self, model: MaclaurinForCausalLM, on_tokens: OnTokens) -> Reading:
         """The perplexity; it reads as many rows at once as keep the device busy."""
         total = 0.0
         for some in self.rows.split(max(1, tokens_at_once(model.device) // self.at)):
             total += summed_loss(model, some.to(model.device))
             on_tokens(some.numel())
-        return perplexity(total / (self.rows.numel() - len(self.rows)))
+        return Reading(perplexity(total / (self.rows.numel() - len(self.rows))))
 
 
 def perplexities(held_out: Tensor, lengths: Sequence[int], tokens: int) -> list[Perplexity]:
@@ -87,27 +98,6 @@ def perplexities(held_out: Tensor, lengths: Sequence[int], tokens: int) -> list[
     return [Perplexity(rows_of(held_out, length, max(1, tokens // length))) for length in lengths]
 
 
-@final
-@dataclass(frozen=True)
-class Gap:
-    """One measure on the same text, and how much of the gap between window and original the tail closes."""
-
-    original: float
-    window_only: float | None
-    converted: float
-    higher_is_better: bool = False
-
-    @property
-    def closed(self) -> float | None:
-        """1: as good as the original; 0: the tail adds nothing; None: no window, or no gap."""
-        if self.window_only is None:
-            return None
-        width, gained = self.window_only - self.original, self.window_only - self.converted
-        if self.higher_is_better:
-            width, gained = self.original - self.window_only, self.converted - self.window_only
-        return gained / width if width > 0 else None
-
-
 def gap(
     model: MaclaurinForCausalLM,
     own: Sequence[str],
@@ -117,23 +107,28 @@ def gap(
 ) -> Gap:
     """The measure for original, window alone and converted, with the same weights."""
     alone = without_tails(converted)
-    return Gap(
-        measured_with(model, own, measure, on_tokens),
-        None if alone is None else measured_with(model, alone, measure, on_tokens),
-        measured_with(model, converted, measure, on_tokens),
-        measure.higher_is_better,
+    return Gap.of(
+        read_with(model, own, measure, on_tokens),
+        None if alone is None else read_with(model, alone, measure, on_tokens),
+        read_with(model, converted, measure, on_tokens),
+        higher_is_better=measure.higher_is_better,
     )
 
 
-def measured_with(
+def read_with(
     model: MaclaurinForCausalLM,
     attention: Sequence[str],
     measure: Measure,
     on_tokens: OnTokens = lambda tokens: None,
-) -> float:
+) -> Reading:
     """The measure with this attention."""
     with with_attention(model, attention):
-        return measure(model, on_tokens)
+        return measure.read(model, on_tokens)
+
+
+def measured_with(model: MaclaurinForCausalLM, attention: Sequence[str], measure: Measure) -> float:
+    """The number of the measure with this attention."""
+    return read_with(model, attention, measure).value
 
 
 def without_tails(attention: Sequence[str]) -> list[str] | None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from maclaurin.conversion.conversion_record import MemoryChoice
+from maclaurin.conversion.conversion_record import MeasuredOriginal, MeasuredPlan, MemoryChoice
+from maclaurin.evaluation.results import wilson_interval
 from maclaurin.report.figure import PALETTE, Figure, Sheet, has_charts
 from maclaurin.report.formatting import Column, Entry, Table, plain
 from maclaurin.report.page import (
@@ -42,6 +43,10 @@ PRESSED = (
     "whole prompt was read with full attention. That is the easier task: the others also read the prompt in "
     "small memory."
 )
+REFERENCES = (
+    "References are simple plans that fill the same budget, measured on the same text and the same first "
+    "questions. They were not candidates. The plans at the top of the table answered more questions."
+)
 HEADS = (
     "Retrieval heads attend to facts far back. A head's score is the mean of two measures, each divided by "
     "its largest value: the attention that a question pays to the asked fact, and how much the log-odds of "
@@ -54,8 +59,11 @@ HEADS = (
 class Point:
     """One use of memory, with its perplexity and recall.
 
-    recall      share of right answers, or log-odds if answers were not counted
-    low, high   the interval of the share
+    recall         share of right answers, or log-odds if answers were not counted
+    low, high      the interval of the share
+    log_odds       beside the share, if known
+    questions      how many were asked, if known
+    is_reference   whether it is only there to compare with
     """
 
     method: str
@@ -65,6 +73,9 @@ class Point:
     recall: float | None = None
     low: float | None = None
     high: float | None = None
+    log_odds: float | None = None
+    questions: int | None = None
+    is_reference: bool = False
 
 
 @final
@@ -101,12 +112,14 @@ def _sections(page: MemoryPage) -> Iterator[Section]:
     def figure(draw: Callable[[MemoryPage], Figure], title: str, note: str) -> Block:
         return Drawn(draw(page), title, note, number("Figure")) if can_draw else NO_CHARTS
 
-    note = "Recall comes with its 95 % interval where answers were counted."
+    note = "Recall comes with its 95 % interval (Wilson's) where answers were counted."
     blocks = [
         Text(BYTES),
         figure(bytes_figure, "Perplexity and recall against megabytes", note),
         Tabled(_methods_table(page), "All measured ways to spend memory", number("Table")),
     ]
+    if any(p.is_reference for p in page.points):
+        blocks.append(Text(REFERENCES, "note"))
     if any("pressed" in p.name or p.method == "kvpress" for p in page.points):
         blocks.append(Text(PRESSED, "note"))
     yield Section("bytes", "Bytes against perplexity and recall", tuple(blocks))
@@ -124,32 +137,68 @@ def _sections(page: MemoryPage) -> Iterator[Section]:
 def page_of_choice(source: str, chosen: MemoryChoice, attention: Sequence[str]) -> MemoryPage:
     """The page of a memory that was chosen for the model `source`, with the attention of every layer."""
     budget, best, original = chosen.budget, chosen.plan, chosen.original
-    points = [
-        Point("full softmax", "exp/sum", budget.original, math.exp(original.loss), original.log_odds),
-        *(
-            Point(m.kind, m.name, m.bytes, math.exp(m.loss), m.log_odds)
-            for m in (*chosen.measured, *chosen.other_budgets)
-        ),
-    ]
     taken = next(m for m in chosen.measured if m.name == best.name)
     ratio = math.exp(taken.loss - original.loss)
-    findings = (
-        f"Chosen: {best.name}, {best.bytes:,} bytes, {best.bytes / budget.original:.1%} of the "
-        f"original's at {budget.at:,} tokens.",
-        f"Perplexity on calibration text {ratio:.4f} times the original's; log-odds of right answers "
-        f"{taken.log_odds:+.2f}, the original {original.log_odds:+.2f}.",
-    )
     return MemoryPage(
         title=source,
         facts=f"A budget of {budget.bytes:,} bytes at {budget.at:,} tokens"
         + (", never growing." if budget.constant else "."),
-        findings=findings,
-        points=tuple(points),
-        recall_title="log-odds of the right answer",
+        findings=(
+            f"Chosen: {best.name}, {best.bytes:,} bytes, {best.bytes / budget.original:.1%} of the "
+            f"original's at {budget.at:,} tokens.",
+            f"Perplexity on calibration text {ratio:.4f} times the original's; "
+            f"{_recall_in_words(taken)}, the original {_recall_in_words(original)}.",
+        ),
+        points=tuple(_points(chosen)),
+        recall_title="share of right answers" if _is_counted(chosen) else "log-odds of the right answer",
         source="conversion.json",
         scores=chosen.heads["score"],
         memories=memories_of(attention, len(chosen.heads["score"][0])),
     )
+
+
+def _points(chosen: MemoryChoice) -> Iterator[Point]:
+    """The original, the plans it was chosen from, simple plans of the same bytes, and other budgets."""
+    counted = _is_counted(chosen)
+    yield Point("full softmax", "exp/sum", chosen.budget.original, **_measures(chosen.original, counted))
+    for plan in (*chosen.measured, *chosen.references, *chosen.other_budgets):
+        is_reference = plan in chosen.references
+        found = _measures(plan, counted)
+        yield Point(plan.kind, plan.name, plan.bytes, **found, is_reference=is_reference)
+
+
+def _is_counted(chosen: MemoryChoice) -> bool:
+    """Whether right answers of all plans were recorded; older records have log-odds only."""
+    plans = (*chosen.measured, *chosen.references, *chosen.other_budgets)
+    return chosen.original.recall is not None and all(m.recall is not None and m.questions for m in plans)
+
+
+def _measures(found: MeasuredPlan | MeasuredOriginal, counted: bool) -> dict[str, Any]:
+    """Perplexity and recall for a point; without counted answers, log-odds take the place of recall."""
+    perplexity = math.exp(found.loss)
+    if not counted:
+        return {"perplexity": perplexity, "recall": found.log_odds}
+    low, high = _interval(found)
+    return {
+        "perplexity": perplexity, "recall": found.recall, "low": low, "high": high,
+        "log_odds": found.log_odds, "questions": found.questions,
+    }  # fmt: skip
+
+
+def _interval(found: MeasuredPlan | MeasuredOriginal) -> tuple[float | None, float | None]:
+    if found.recall is None or not found.questions:
+        return None, None
+    return wilson_interval(found.recall, found.questions)
+
+
+def _recall_in_words(found: MeasuredPlan | MeasuredOriginal) -> str:
+    """The share of right answers with its interval, and log-odds."""
+    odds = f"log-odds of right answers {found.log_odds:+.2f}"
+    if found.recall is None:
+        return odds
+    low, high = _interval(found)
+    between = "" if low is None else f" ({low:.2f} … {high:.2f})"
+    return f"{found.recall:.2f}{between} of the answers right, {odds}"
 
 
 def memories_of(attention: Sequence[str], heads: int) -> list[list[str]]:
@@ -227,24 +276,31 @@ def _heads_figure(page: MemoryPage) -> Figure:
 
 
 def _methods_table(page: MemoryPage) -> Table:
+    asked = any(p.questions is not None for p in page.points)
     columns = (
         Column("memory", "prose"),
         Column("kind"),
         Column("megabytes", "number"),
         Column("perplexity", "number"),
         Column(page.recall_title, "number"),
+        *((Column("log-odds", "number"), Column("questions", "number")) if asked else ()),
     )
     rows = [
         (
-            Entry(p.name),
+            Entry(p.name, aside="reference" if p.is_reference else ""),
             Entry(p.method),
             Entry(f"{p.bytes / 1e6:.1f}", p.bytes),
             Entry(plain(p.perplexity, 2), p.perplexity),
             Entry(plain(p.recall), p.recall, "" if p.low is None else f"{p.low:.2f} … {p.high:.2f}"),
+            *((Entry(plain(p.log_odds, 2), p.log_odds), _count(p.questions)) if asked else ()),
         )
         for p in page.points
     ]
     return Table("ways to spend memory", columns, tuple(rows))
+
+
+def _count(number: int | None) -> Entry:
+    return Entry("–" if number is None else str(number), number)
 
 
 def _heads_table(page: MemoryPage) -> Table:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
 
 from maclaurin.errors import InputError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM
@@ -27,13 +26,18 @@ def press(model: MaclaurinForCausalLM, attention: str | Sequence[str]) -> Iterat
     A prompt is the first piece that a new cache reads, all at once; later tokens are read in the small
     memory. Text read without a cache is read with this attention, as in `maclaurin.convert`.
     """
-    config = cast("MaclaurinConfig", model.config)
+    config = _config_of(model)
     own = {spec for layer in config.layer_attention() for spec in layer.specs}
     if len(own) > 1 or config.prompt_attention is not None:
         raise InputError(
             "press needs a model whose heads all have one attention: use the original, not a converted model."
         )
     each = [attention] * config.num_hidden_layers if isinstance(attention, str) else list(attention)
+    if len(each) != config.num_hidden_layers:
+        raise InputError(
+            f"`attention` lists {len(each)} layers, but the model has {config.num_hidden_layers}: give one "
+            "notation for all layers, or one for each. A plan fits only the model it was chosen for."
+        )
     for spec in (spec for text in each for spec in specs_in(text)):
         if spec.gates:
             raise InputError(
@@ -45,3 +49,15 @@ def press(model: MaclaurinForCausalLM, attention: str | Sequence[str]) -> Iterat
             yield model
         finally:
             config.prompt_attention = None
+
+
+def _config_of(model: object) -> MaclaurinConfig:
+    """The configuration; raises if the model is not one of this library."""
+    config = getattr(model, "config", None)
+    if not isinstance(config, MaclaurinConfig):
+        raise InputError(
+            f"press needs a model of this library (MaclaurinForCausalLM), not {type(model).__name__}. Load "
+            "the same folder with maclaurin.models.load_model(name): it returns the model and its tokenizer. "
+            "For a model that always has a small memory, also while it reads, use maclaurin.convert."
+        )
+    return config

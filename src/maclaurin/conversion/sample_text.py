@@ -8,8 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maclaurin.conversion.conversion_record import SampleSettings
 from maclaurin.data.data_config import stdlib_test_documents
+from maclaurin.errors import InputError
 from maclaurin.inspection.contexts import read_contexts
+
+
+def calibration_and_held_out(sample: SampleSettings, model: Any, tokenizer: Any) -> tuple[Tensor, Tensor]:
+    """Tokens to calibrate on, and the tokens after them to measure on.
+
+    Both get all they need if the text is long enough; otherwise calibration gets at least half of it.
+    """
+    wanted, measured = sample.calibration_tokens, max([sample.tokens, *sample.lengths])
+    file = None if sample.text is None else Path(sample.text)
+    tokens = tokens_of(tokenizer, file, wanted + measured, model.config.vocab_size)
+    number = tokens.numel()
+    if number < 4:
+        raise InputError(f"the sample text has {number} tokens: too few to measure anything on.")
+    cut = min(wanted, max(number // 2, number - measured))
+    return tokens[:cut], tokens[cut:]
 
 
 def tokens_of(tokenizer: Any, file: Path | None, needed: int, vocabulary: int) -> Tensor:

@@ -187,6 +187,12 @@ def _corpus_named(written: str, notes: Path, other_names: list[str], progress: b
     return files
 
 
+def require_data(written: str) -> None:
+    """Raise if no data has this name; nothing is read."""
+    if not is_task(written):
+        open_corpus(written, limit=None, notes=Path(), other_names=TASK_NAMES, progress=False)
+
+
 def is_task(written: str) -> bool:
     """Whether this names a task."""
     return written.partition(":")[0] in TASK_NAMES

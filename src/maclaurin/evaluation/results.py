@@ -36,17 +36,19 @@ def share_score(scores: Sequence[float]) -> Score:
 
     The interval is exact for right-or-wrong scores, and too wide for scores in between.
     """
-    number = len(scores)
-    mean = sum(scores) / number
-    centre = (mean + Z**2 / (2 * number)) / (1 + Z**2 / number)
-    spread = Z / (1 + Z**2 / number) * math.sqrt(mean * (1 - mean) / number + Z**2 / (4 * number**2))
-    return Score(
-        value=mean,
-        stderr=_standard_error(scores),
-        low=0.0 if mean == 0 else centre - spread,
-        high=1.0 if mean == 1 else centre + spread,
-        higher_is_better=True,
-    )
+    mean = sum(scores) / len(scores)
+    low, high = wilson_interval(mean, len(scores))
+    return Score(value=mean, stderr=_standard_error(scores), low=low, high=high, higher_is_better=True)
+
+
+def wilson_interval(share: float, number: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share p of n right answers.
+
+    (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n)
+    """
+    centre = (share + Z**2 / (2 * number)) / (1 + Z**2 / number)
+    spread = Z / (1 + Z**2 / number) * math.sqrt(share * (1 - share) / number + Z**2 / (4 * number**2))
+    return (0.0 if share == 0 else centre - spread), (1.0 if share == 1 else centre + spread)
 
 
 def mean_score(values: Sequence[float], higher_is_better: bool | None = True) -> Score:

@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from maclaurin.models.cache import MaclaurinCache
 from maclaurin.models.configuration import SIZES, MaclaurinConfig, Size, size_named
-from maclaurin.models.model_folder import save_quietly
+from maclaurin.models.model_folder import load_model, save_quietly
 from maclaurin.models.modeling import MaclaurinForCausalLM, MaclaurinModel
 
 AutoConfig.register("maclaurin", MaclaurinConfig)
@@ -21,6 +21,7 @@ __all__ = [
     "MaclaurinForCausalLM",
     "MaclaurinModel",
     "Size",
+    "load_model",
     "save_quietly",
     "size_named",
 ]

@@ -105,9 +105,11 @@ def with_adapters(model: MaclaurinForCausalLM, rank: int, start: str | None = No
         lora_alpha=ADAPTER_SCALE * rank,
         target_modules=list(ADAPTED),
         modules_to_save=_trained_in_full(model) or None,
-        base_model_name_or_path=start,
     )
-    return peft.get_peft_model(model, settings)
+    adapters = peft.get_peft_model(model, settings)
+    # PEFT writes the name of the model into the settings, and warns if another one is there before
+    settings.base_model_name_or_path = settings.base_model_name_or_path or start
+    return adapters
 
 
 def _trained_in_full(model: MaclaurinForCausalLM) -> list[str]:
