@@ -1,5 +1,7 @@
 """Windows with kept keys on the fused program, against the plain form and float64 written out here."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -134,6 +136,103 @@ def test_its_state_is_that_of_the_plain_form(notation, device, poisoned):
     assert found.nbytes == plain.nbytes
     for name, tensor in plain.tensors().items():
         torch.testing.assert_close(found.tensors()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+EXACT = ["9,sinks=3,kept=12", "9,sinks=3", "20,kept=5", "4,sinks=1,kept=60", "70,sinks=2,kept=40"]
+
+
+def assert_same_state(found, expected, near=1e-5):
+    """Numbers, dtypes and bytes of two states."""
+    assert found.nbytes == expected.nbytes
+    for name, tensor in expected.tensors().items():
+        assert found.tensors()[name].dtype == tensor.dtype, name
+        torch.testing.assert_close(found.tensors()[name], tensor, rtol=near, atol=near, msg=name)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("exact", EXACT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_states_of_padded_rows_are_those_of_each_row_alone(exact, dtype, device, poisoned):
+    """Texts that are shorter than sinks, window and slots too; padding on either side, or none at all."""
+    spec = parse(f"poly(0)+window({exact})/sum")
+    lengths = [0, 1, 2, 7, 31, 100, 130]
+    case = random_tensors(spec, Shape(len(lengths), 130, 2, 3, d=24, e=40), 0, dtype, device=device)
+    q, k, v = (case.tensors[name] for name in "qkv")
+    mask = torch.zeros(len(lengths), 130, dtype=torch.bool, device=device)
+    for row, length in enumerate(lengths):
+        mask[row, : length if row % 2 else None] = True
+        mask[row, : 0 if row % 2 else 130 - length] = False
+    call = {"key_padding_mask": mask, "return_state": True}
+    assert plan(q, k, v, spec, **call).program.name == "kept keys"
+    y, state = attention(q, k, v, spec, **call)
+    assert state.count.tolist() == lengths
+    for row, length in enumerate(lengths):
+        assert not y[row][~mask[row]].any()
+        if length == 0:
+            empty = state[row].exact
+            assert not any(getattr(empty, f"{name}_k").any() for name in ("recent", "sink"))
+            continue
+        own = [u[row, mask[row]][None] for u in (q, k, v)]
+        near = 1e-5 if dtype is torch.float32 else 2e-3
+        expected, alone = attention(*own, spec, return_state=True)
+        torch.testing.assert_close(y[row, mask[row]][None], expected, rtol=near, atol=near)
+        assert_same_state(state[row], alone)
+    _, plain = attention(q, k, v, spec, **call, form="recurrent")
+    assert_same_state(state, plain, 1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("exact", EXACT)
+@pytest.mark.parametrize("cuts", [(0, 90, 103, 140), (0, 2, 5, 75, 140), (0, 37, 101, 103, 140)])
+def test_a_text_in_pieces_is_the_whole_text(exact, cuts, device, poisoned):
+    spec = parse(f"poly(0)+window({exact})/sum")
+    case = random_tensors(spec, Shape(batch=2, tokens=140, kv_heads=2, group=3, d=24, e=40), 0)
+    case = case.map(lambda u: u.float().to(device))
+    rows, state = [], None
+    for start, stop in itertools.pairwise(cuts):
+        piece = case.map(lambda u, a=start, b=stop: u[:, a:b])
+        q, k, v = (piece.tensors[name] for name in "qkv")
+        found = plan(q, k, v, spec, state=state, return_state=True)
+        assert found.program.name == "kept keys", str(found)
+        y, state = piece(state=state, return_state=True)
+        rows.append(y)
+    whole = case.map(lambda u: u.double())(form="parallel")
+    torch.testing.assert_close(torch.cat(rows, 1).double(), whole, rtol=1e-4, atol=1e-5)
+    _, plain = case(return_state=True, form="recurrent")
+    assert_same_state(state, plain, 1e-4)
+    again = piece(state=state)
+    torch.testing.assert_close(again, piece(state=state, form="recurrent"), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("exact", EXACT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_padded_pieces_continue_from_texts_of_different_lengths(exact, dtype, device, poisoned):
+    """Rows differ in how much of their windows and slots is filled, and in how many tokens follow."""
+    spec = parse(f"poly(0)+window({exact})/sum*out")
+    before, after = [0, 1, 2, 12, 40, 110], [5, 70, 0, 1, 66, 30]
+    case = random_tensors(spec, Shape(6, 180, 2, 2, d=16, e=24), 0, dtype, device=device)
+    t = torch.arange(110, device=device)
+    first = case.map(lambda u: u[:, :110])
+    _, state = first(key_padding_mask=t < torch.tensor(before, device=device)[:, None], return_state=True)
+    piece, mask = case.map(lambda u: u[:, 110:]), t[:70] < torch.tensor(after, device=device)[:, None]
+    q, k, v = (piece.tensors[name] for name in "qkv")
+    call = {"key_padding_mask": mask, "state": state, "return_state": True}
+    assert plan(q, k, v, spec, **call).program.name == "kept keys"
+    y, found = piece(**call)
+    assert found.count.tolist() == [a + b for a, b in zip(before, after, strict=True)]
+    expected, plain = piece(**call, form="recurrent")
+    near = 1e-4 if dtype is torch.float32 else 2e-3
+    torch.testing.assert_close(y, expected, rtol=near, atol=near)
+    assert_same_state(found, plain, 1e-4)
+
+
+def test_a_state_with_a_gradient_is_left_to_the_plain_form(device):
+    q, k, v = (torch.randn(1, 30, 2, 16, device=device) for _ in "qkv")
+    _, state = attention(q, k, v, KEPT, return_state=True)
+    found = plan(q.requires_grad_(), k, v, KEPT, state=state, return_state=True)
+    assert "it has no backward pass with a state" in str(found)
+    assert found.backend == "torch"
 
 
 def test_operators_are_registered_as_torch_wants_them(device):
