@@ -216,9 +216,10 @@ def test_kept_keys_after_a_state_with_padding(d, dtype):
     windows = (torch.empty(batch, 2, n, d, dtype=dtype) for n in (32, 32, 4, 4))
     count = torch.zeros(batch, dtype=torch.int64)
     held = Held(recent, recent, sinks, sinks, *scores, kept, kept), Held(*windows)
+    before = tuple(kept_keys.Before(count, each) for each in held)
     exact = tuple(group.exact for group in groups for _ in range(group.heads))
     with compiled_for(HOPPER) as found:
-        kept_keys.read(q, k, v, 0.125, exact, groups, count, kept_keys.Before(count, held))
+        kept_keys.read(q, k, v, 0.125, exact, groups, count, before)
         kept_keys.read(q, k, v, 0.125, exact, groups, count)
     assert_good(found)
 

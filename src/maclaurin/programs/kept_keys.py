@@ -35,7 +35,7 @@ from maclaurin.spec.head_groups import HeadGroup
 
 if TYPE_CHECKING:
     from maclaurin.programs.triton.exact_step import Held
-    from maclaurin.programs.triton.kept_keys import Before, ExactOfHeads, GroupOfHeads
+    from maclaurin.programs.triton.kept_keys import ExactOfHeads, GroupOfHeads
 
 #: slots and sinks the step compares at once, and the head size it supports (triton/exact_step.py)
 _MOST_SLOTS, _MOST_SINKS = 8192, 64
@@ -54,7 +54,7 @@ class KeptKeys(Program):
             lambda: _refuse_specs(call),
             lambda: "one more token is a step" if call.is_step else None,
             lambda: _refuse_carried_state(call) if call.carries_state else None,
-            lambda: _refuse_state(call) if call.state is not None else None,
+            lambda: _refuse_dtypes_of_states(call),
             lambda: refuse_tensors(call),
         )
 
@@ -130,35 +130,26 @@ def _rows_and_states(
     from maclaurin.programs.triton import kept_keys as program
 
     of_heads = _groups_of_heads(groups) if call.return_state else ()
-    before, present = call.state, call.inputs.present
+    before, present = call.states, call.inputs.present
     lengths = None if present is None or not call.return_state else present.sum(1)
-    y, found = program.read(
-        q, k, v, call.scale, _by_head(exact), of_heads, lengths, None if before is None else _before(before)
-    )
+    earlier = tuple(program.Before(state.count.contiguous(), _held(state)) for state in before)
+    y, found = program.read(q, k, v, call.scale, _by_head(exact), of_heads, lengths, earlier)
     if not found:
         return y, ()
     batch, tokens, _, d = q.shape
     count = _count(batch, tokens, q.device) if lengths is None else lengths
-    count = count if before is None else before.count + count
-    was_full, least = before is not None and before.is_full, tokens if present is None else 0
-    states = (
-        State(
+    least = tokens if present is None else 0
+    states = []
+    for number, ((heads, spec), group, keys) in enumerate(zip(groups, of_heads, found, strict=True)):
+        after = State(
             spec,
             _no_moments(batch, heads, _moments_size(spec, d, v.shape[3]), q.device),
-            count,
+            before[number].count + count if before else count,
             exact=ExactKeys(**keys),
-            is_full=was_full or least >= group.exact.most,
+            is_full=least >= group.exact.most or (bool(before) and before[number].is_full),
         )
-        for (heads, spec), group, keys in zip(groups, of_heads, found, strict=True)
-    )
+        states.append(after)
     return y, tuple(states)
-
-
-def _before(state: State) -> Before:
-    """The state that a text continues from, as its program takes it."""
-    from maclaurin.programs.triton.kept_keys import Before
-
-    return Before(state.count.contiguous(), (_held(state),))
 
 
 def _held(state: State) -> Held:
@@ -235,7 +226,7 @@ class ExactStep(Program):
             lambda: _refuse_slots(spec.window),
             lambda: "it does not support value gates" if spec.value_gates else None,
             lambda: refuse_head_size(call),
-            lambda: _refuse_state(call),
+            lambda: _refuse_dtypes_of_states(call),
         )
 
     def cost(self, call: Call) -> Cost:
@@ -302,12 +293,14 @@ def _refuse_slots(window: Window | None) -> str | None:
     return None
 
 
-def _refuse_state(call: Call) -> str | None:
-    """Why programs do not take such a state; None if they do."""
-    assert call.state is not None
-    exact = call.state.exact
-    same = exact is not None and exact.recent_k.dtype == exact.recent_v.dtype == call.inputs.q.dtype
-    return None if same else "it needs exact keys in the dtype of q"
+def _refuse_dtypes_of_states(call: Call) -> str | None:
+    """Why programs do not take such states; None if they do."""
+    for state in call.states:
+        exact = state.exact
+        same = exact is not None and exact.recent_k.dtype == exact.recent_v.dtype == call.inputs.q.dtype
+        if not same:
+            return "it needs exact keys in the dtype of q"
+    return None
 
 
 # -------------------------------------------------------------------------------- the operators

@@ -554,23 +554,18 @@ def _exact_keys(
 
 
 class Before(NamedTuple):
-    """The state that a text continues from."""
+    """The state that a group of adjacent heads continues from."""
 
     #: tokens so far, [B]
     count: Tensor
-    #: exact keys of each group of adjacent heads
-    held: tuple[Held, ...]
+    held: Held
 
     @property
-    def groups(self) -> tuple[GroupOfHeads, ...]:
-        """Heads and exact keys of each group."""
-        return tuple(_group_of(held) for held in self.held)
-
-
-def _group_of(held: Held) -> GroupOfHeads:
-    _, heads, window, _ = held.recent_k.shape
-    kept = 0 if held.kept_k is None else held.kept_k.shape[2]
-    return GroupOfHeads(heads, Exact(window, held.sink_k.shape[2], kept))
+    def group(self) -> GroupOfHeads:
+        """How many heads and exact keys it has."""
+        _, heads, window, _ = self.held.recent_k.shape
+        kept = 0 if self.held.kept_k is None else self.held.kept_k.shape[2]
+        return GroupOfHeads(heads, Exact(window, self.held.sink_k.shape[2], kept))
 
 
 @on_its_device
@@ -582,24 +577,25 @@ def read(
     exact: ExactOfHeads,
     groups: tuple[GroupOfHeads, ...],
     lengths: Tensor | None = None,
-    before: Before | None = None,
+    before: tuple[Before, ...] = (),
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
     """y [B, T, H, e] for q [B, T, H, d] and k, v [B, T, K, ·], without gradients; and the exact keys after the text.
 
     The exact keys are those of `exact_keys`, of each of the groups; none if no groups are given. `lengths` [B]: the
-    real tokens of each row, with padding after them; None for all. Everything that follows from shapes is computed
-    once: a layer of a prompt takes few operations besides its launches.
+    real tokens of each row, with padding after them; None for all. `before`: the states of all groups, unless the text
+    starts here. Everything that follows from shapes is computed once: a layer of a prompt takes few operations besides
+    its launches.
     """
     its = _reading(
         q.shape, q.stride(), k.stride(), v.shape, v.stride(), q.dtype, v.dtype, q.device, scale, exact, groups,
-        None if before is None else before.groups,
+        tuple(state.group for state in before),
     )  # fmt: skip
     y, lse, until, score, listed, count = new_tensors(q, *its.made)
     begin = None
-    if before is not None:
+    if before:
         keys, values, begin = new_tensors(q, *its.laid_out)
-        for start, held in zip(its.lay_out, before.held, strict=True):
-            start(k, v, before.count, *held, keys, values, score, begin)
+        for start, (so_far, held) in zip(its.lay_out, before, strict=True):
+            start(k, v, so_far, *held, keys, values, score, begin)
         k, v = keys, values
     if its.keeps:
         its.scores.near(q, k, lse, its.table, begin)
@@ -641,7 +637,7 @@ def _reading(
     scale: float,
     exact: ExactOfHeads,
     groups: tuple[GroupOfHeads, ...],
-    before: tuple[GroupOfHeads, ...] | None,
+    before: tuple[GroupOfHeads, ...],
 ) -> _Reading:
     batch, tokens, heads, d = q_shape
     kv_heads, e = v_shape[2:]
@@ -655,7 +651,7 @@ def _reading(
     y = heads_first(heads, e, (tokens * heads * e, heads * e, e, 1), v_dtype)
     lay_out: tuple[Launch, ...] = ()
     laid_out: tuple[New, ...] = ()
-    if before is not None:
+    if before:
         longest = max(head.most for head in exact) + tokens
         lay_out = tuple(_lay_out_launches(k, v, longest, before))
         k, v = (Layout.contiguous((batch, kv_heads, longest, u.shape[3]), u.dtype) for u in (k, v))
