@@ -378,18 +378,21 @@ def _key_of_layer(
     layer: LayerAttention, inputs: Inputs, states: Sequence[State] | None, options: _Options
 ) -> Hashable | None:
     """The cache key of a call for heads that differ; None: do not cache. Single steps never run together."""
-    mask, signatures = options.key_padding_mask, None
-    if states is not None:
+    mask = options.key_padding_mask
+    if states is not None and isinstance(inputs.k, Tensor) and inputs.k.shape[1:2] == (1,):
+        return None
+    key = _key(
+        layer.groups, inputs, None, options if mask is None else options._replace(key_padding_mask=None)
+    )
+    if key is not None and mask is not None:
+        if not isinstance(mask, Tensor):
+            return None
+        key = (key, mask.shape, mask.dtype, mask.device)
+    if key is not None and states is not None:
         if not isinstance(states, list | tuple) or not all(isinstance(state, State) for state in states):
             return None
-        if isinstance(inputs.k, Tensor) and inputs.k.shape[1:2] == (1,):
-            return None
-        signatures = tuple(state.signature() for state in states)
-    if mask is not None and not isinstance(mask, Tensor):
-        return None
-    key = _key(layer.groups, inputs, None, options._replace(key_padding_mask=None))
-    of_mask = None if mask is None else (mask.shape, mask.dtype, mask.device)
-    return None if key is None else (key, signatures, of_mask)
+        key = (key, tuple(state.signature() for state in states))
+    return key
 
 
 def _find_together(
@@ -736,10 +739,13 @@ class _Request(NamedTuple):
 
 
 def _with_known_fill(state: State, k: Tensor) -> State:
-    """The state, marked as full if its window is. This is read once, and only if several tokens follow."""
+    """The state, marked as full if its window is: then keys are in its tail.
+
+    This is read once, and only if several tokens follow; not for states without a tail.
+    """
     if not isinstance(state, State) or state.exact is None or state.is_full:
         return state
-    if k.shape[1] == 1 or is_tracing() or state.moments.shape[2] == 0:  # no tail, which may be empty
+    if k.shape[1] == 1 or is_tracing() or state.moments.shape[2] == 0:
         return state
     return dataclasses.replace(state, is_full=bool((state.count >= state.exact.number).all()))
 
