@@ -202,6 +202,29 @@ def test_kept_keys(d, dtype):
 
 
 @pytest.mark.parametrize(
+    ("d", "dtype"), [(64, torch.bfloat16), more(128, torch.bfloat16), more(64, torch.float16)]
+)
+def test_kept_keys_after_a_state_with_padding(d, dtype):
+    q, k, v = tensors(d, d, dtype, heads=9, kv_heads=3)
+    batch = q.shape[0]
+    groups = (
+        kept_keys.GroupOfHeads(1, kept_keys.Exact(32, 4, 96)),
+        kept_keys.GroupOfHeads(2, kept_keys.Exact(32, 4, 0)),
+    )
+    recent, sinks, kept = (torch.empty(batch, 1, n, d, dtype=dtype) for n in (32, 4, 96))
+    scores = (torch.empty(batch, 1, n) for n in (32, 96))
+    windows = (torch.empty(batch, 2, n, d, dtype=dtype) for n in (32, 32, 4, 4))
+    count = torch.zeros(batch, dtype=torch.int64)
+    held = Held(recent, recent, sinks, sinks, *scores, kept, kept), Held(*windows)
+    before = tuple(kept_keys.Before(count, each) for each in held)
+    exact = tuple(group.exact for group in groups for _ in range(group.heads))
+    with compiled_for(HOPPER) as found:
+        kept_keys.read(q, k, v, 0.125, exact, groups, count, before)
+        kept_keys.read(q, k, v, 0.125, exact, groups, count)
+    assert_good(found)
+
+
+@pytest.mark.parametrize(
     ("d", "dtype"), [(64, torch.bfloat16), more(128, torch.bfloat16), more(64, torch.float32)]
 )
 def test_a_step_with_exact_keys(d, dtype):

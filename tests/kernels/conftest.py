@@ -38,6 +38,9 @@ MINUTES_IN_INTERPRETER = {
     "test_a_text_that_goes_on_from_a_state": 1,
     "test_a_text_in_pieces_gives_what_the_whole_gives_with_all_gradients": 1,
     "test_token_by_token": 12,
+    "test_states_of_padded_rows_are_those_of_each_row_alone": 3,
+    "test_a_text_in_pieces_is_the_whole_text": 5,
+    "test_padded_pieces_continue_from_texts_of_different_lengths": 3,
     "test_operator_is_registered_as_torch_wants_it": 1,
 }
 #: files whose check of an operator runs only on a GPU and in `make test-all`: it takes 5 to 11 seconds

@@ -1,5 +1,8 @@
 """Windows with kept keys on the fused program, against the plain form and float64 written out here."""
 
+import dataclasses
+import itertools
+
 import pytest
 import torch
 
@@ -22,6 +25,8 @@ from tests.kernels.judging import assert_as_right_as_plain
 
 if not INSTALLED:
     pytest.skip("needs triton", allow_module_level=True)
+
+from maclaurin.programs.triton import kept_keys
 
 if INTERPRETED:
     interpreted_bfloat16.correct()
@@ -134,6 +139,139 @@ def test_its_state_is_that_of_the_plain_form(notation, device, poisoned):
     assert found.nbytes == plain.nbytes
     for name, tensor in plain.tensors().items():
         torch.testing.assert_close(found.tensors()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+EXACT = ["9,sinks=3,kept=12", "70,sinks=2,kept=40", "9,sinks=3", "20,kept=5", "4,sinks=1,kept=60"]
+
+
+def assert_same_state(found, expected, near=1e-5):
+    """Numbers, dtypes and bytes of two states."""
+    assert found.nbytes == expected.nbytes
+    for name, tensor in expected.tensors().items():
+        assert found.tensors()[name].dtype == tensor.dtype, name
+        torch.testing.assert_close(found.tensors()[name], tensor, rtol=near, atol=near, msg=name)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("exact", EXACT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_states_of_padded_rows_are_those_of_each_row_alone(exact, dtype, device, poisoned):
+    """Texts that are shorter than sinks, window and slots too; padding on either side, or none at all."""
+    spec = parse(f"poly(0)+window({exact})/sum")
+    lengths = [0, 1, 2, 7, 31, 100, 130]
+    case = random_tensors(spec, Shape(len(lengths), 130, 2, 3, d=24, e=40), 0, dtype, device=device)
+    q, k, v = (case.tensors[name] for name in "qkv")
+    mask = torch.zeros(len(lengths), 130, dtype=torch.bool, device=device)
+    for row, length in enumerate(lengths):
+        mask[row, : length if row % 2 else None] = True
+        mask[row, : 0 if row % 2 else 130 - length] = False
+    call = {"key_padding_mask": mask, "return_state": True}
+    assert plan(q, k, v, spec, **call).program.name == "kept keys"
+    y, state = attention(q, k, v, spec, **call)
+    assert state.count.tolist() == lengths
+    for row, length in enumerate(lengths):
+        assert not y[row][~mask[row]].any()
+        if length == 0:
+            empty = state[row].exact
+            assert not any(getattr(empty, f"{name}_k").any() for name in ("recent", "sink"))
+            continue
+        own = [u[row, mask[row]][None] for u in (q, k, v)]
+        near = 1e-5 if dtype is torch.float32 else 2e-3
+        expected, alone = attention(*own, spec, return_state=True)
+        torch.testing.assert_close(y[row, mask[row]][None], expected, rtol=near, atol=near)
+        assert_same_state(state[row], alone)
+    _, plain = attention(q, k, v, spec, **call, form="recurrent")
+    assert_same_state(state, plain, 1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("exact", EXACT)
+@pytest.mark.parametrize("cuts", [(0, 90, 103, 140), (0, 2, 5, 75, 140), (0, 37, 101, 103, 140)])
+def test_a_text_in_pieces_is_the_whole_text(exact, cuts, device, poisoned):
+    spec = parse(f"poly(0)+window({exact})/sum")
+    case = random_tensors(spec, Shape(batch=2, tokens=140, kv_heads=2, group=3, d=24, e=40), 0)
+    case = case.map(lambda u: u.float().to(device))
+    rows, state = [], None
+    for start, stop in itertools.pairwise(cuts):
+        piece = case.map(lambda u, a=start, b=stop: u[:, a:b])
+        q, k, v = (piece.tensors[name] for name in "qkv")
+        found = plan(q, k, v, spec, state=state, return_state=True)
+        assert found.program.name == "kept keys", str(found)
+        y, state = piece(state=state, return_state=True)
+        rows.append(y)
+    whole = case.map(lambda u: u.double())(form="parallel")
+    torch.testing.assert_close(torch.cat(rows, 1).double(), whole, rtol=1e-4, atol=1e-5)
+    _, plain = case(return_state=True, form="recurrent")
+    assert_same_state(state, plain, 1e-4)
+    again = piece(state=state)
+    torch.testing.assert_close(again, piece(state=state, form="recurrent"), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_piece_after_many_exact_keys(device, poisoned, settings):
+    """Keys of state and text are in several blocks of the lists, and most tiles need no mask."""
+    settings(kept_keys, _LISTED=64)
+    forget_plans()
+    spec = parse("poly(0)+window(150,sinks=3,kept=170)/sum")
+    case = random_tensors(spec, Shape(batch=2, tokens=560, kv_heads=1, group=2, d=16, e=16), 0)
+    case = case.map(lambda u: u.float().to(device))
+    before, piece = case.map(lambda u: u[:, :400]), case.map(lambda u: u[:, 400:])
+    lengths = torch.tensor([400, 290], device=device)
+    _, state = before(key_padding_mask=torch.arange(400, device=device) < lengths[:, None], return_state=True)
+    y, found = piece(state=state, return_state=True)
+    expected, plain = piece(state=state, return_state=True, form="recurrent")
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+    assert_same_state(found, plain, 1e-4)
+    whole = case.map(lambda u: u[:1].double())(form="parallel")
+    torch.testing.assert_close(y[:1].double(), whole[:, 400:], rtol=1e-4, atol=1e-5)
+    forget_plans()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("exact", EXACT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_padded_pieces_continue_from_texts_of_different_lengths(exact, dtype, device, poisoned):
+    """Rows differ in how much of their windows and slots is filled, and in how many tokens follow."""
+    spec = parse(f"poly(0)+window({exact})/sum*out")
+    before, after = [0, 1, 2, 12, 40, 110], [5, 70, 0, 1, 66, 30]
+    case = random_tensors(spec, Shape(6, 180, 2, 2, d=16, e=24), 0, dtype, device=device)
+    t = torch.arange(110, device=device)
+    first = case.map(lambda u: u[:, :110])
+    _, state = first(key_padding_mask=t < torch.tensor(before, device=device)[:, None], return_state=True)
+    piece, mask = case.map(lambda u: u[:, 110:]), t[:70] < torch.tensor(after, device=device)[:, None]
+    q, k, v = (piece.tensors[name] for name in "qkv")
+    call = {"key_padding_mask": mask, "state": state, "return_state": True}
+    assert plan(q, k, v, spec, **call).program.name == "kept keys"
+    y, found = piece(**call)
+    assert found.count.tolist() == [a + b for a, b in zip(before, after, strict=True)]
+    expected, plain = piece(**call, form="recurrent")
+    near = 1e-4 if dtype is torch.float32 else 2e-3
+    torch.testing.assert_close(y, expected, rtol=near, atol=near)
+    assert_same_state(found, plain, 1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("tokens", "name"), [(30, "kept keys"), (1, "exact step")])
+def test_a_state_of_another_dtype_is_left_to_the_plain_form(tokens, name, device):
+    """Also after a call of the same shapes, whose plan is cached, with a state in the dtype of q."""
+    q, k, v = (torch.randn(1, 30, 2, 16, device=device, dtype=torch.float16) for _ in "qkv")
+    _, state = attention(q, k, v, KEPT, return_state=True)
+    assert state.exact is not None
+    wide = dataclasses.replace(state, exact=state.exact.map(torch.Tensor.float))
+    piece = [u[:, :tokens] for u in (q, k, v)]
+    assert plan(*piece, KEPT, state=state).program.name == name
+    assert "it needs exact keys in the dtype of q" in str(plan(*piece, KEPT, state=wide))
+    assert state.signature() != wide.signature()
+    expected = attention(*piece, KEPT, state=state)
+    torch.testing.assert_close(attention(*piece, KEPT, state=wide), expected, rtol=2e-3, atol=2e-3)
+
+
+def test_a_state_with_a_gradient_is_left_to_the_plain_form(device):
+    q, k, v = (torch.randn(1, 30, 2, 16, device=device) for _ in "qkv")
+    _, state = attention(q, k, v, KEPT, return_state=True)
+    found = plan(q.requires_grad_(), k, v, KEPT, state=state, return_state=True)
+    assert "it has no backward pass with a state" in str(found)
+    assert found.backend == "torch"
 
 
 def test_operators_are_registered_as_torch_wants_them(device):
@@ -275,6 +413,42 @@ def test_states_of_groups_together_are_those_of_each(device, poisoned):
             torch.testing.assert_close(state.tensors()[name], tensor, rtol=0, atol=0)
 
 
+@torch.no_grad()
+def test_groups_continue_together_from_their_states_with_padding(device, poisoned, monkeypatch):
+    """Texts of different lengths in three padded pieces; a step after them is each group's own."""
+    q, k, v = (torch.randn(3, 131, n, 16, device=device) for n in (8, 4, 4))
+    lengths = torch.tensor([[70, 1, 9], [0, 33, 40], [12, 20, 2]], device=device)
+    calls, run_groups = [], KeptKeys.run_groups
+    monkeypatch.setattr(
+        KeptKeys, "run_groups", lambda self, call: calls.append(len(call.groups)) or run_groups(self, call)
+    )
+    states, alone, start = None, [None] * len(GROUPS), 0
+    for real in lengths:
+        stop = start + int(real.max())
+        own = [u[:, start:stop] for u in (q, k, v)]
+        call = {
+            "key_padding_mask": torch.arange(stop - start, device=device) < real[:, None],
+            "return_state": True,
+        }
+        (found,) = plan(*own, LAYER, state=states, **call).plans
+        assert found.program.name == "kept keys"
+        y, states = attention(*own, LAYER, state=states, **call)
+        rows = []
+        for number, (spec, heads) in enumerate(zip(GROUPS, ((0, 1), (2,), (3,)), strict=True)):
+            queries = [2 * head + i for head in heads for i in range(2)]
+            mine = [u[:, :, which] for u, which in zip(own, (queries, heads, heads), strict=True)]
+            each, alone[number] = attention(*mine, spec, state=alone[number], **call, form="recurrent")
+            rows.append(each)
+            assert_same_state(states[number], alone[number], 1e-4)
+        torch.testing.assert_close(y, torch.cat(rows, 2), rtol=1e-4, atol=1e-5)
+        start = stop
+    assert calls == [3, 3, 3]
+    last = [u[:, -1:] for u in (q, k, v)]
+    assert {each.program.name for each in plan(*last, LAYER, state=states).plans} == {"exact step"}
+    attention(*last, LAYER, state=states, return_state=True)
+    assert calls == [3, 3, 3]
+
+
 def test_gates_of_groups_together_are_those_of_their_heads(device, poisoned):
     text = "0,2: poly(0)+window(9,kept=4)/sum*out; 1: poly(0)+window(5,sinks=2)/sum*out"
     q, k, v = (torch.randn(1, 40, n, 16, device=device) for n in (6, 3, 3))
@@ -323,3 +497,35 @@ def test_a_model_reads_a_prompt_with_groups_together(device, monkeypatch):
     forget_plans()
     for one, other in zip(*found.values(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@torch.no_grad()
+def test_a_model_reads_prompts_of_uneven_length_and_more_of_them(device, monkeypatch):
+    """Padded prompts, then padded turns after them, as each text alone."""
+    layer = "0: exp/sum; 1: poly(0)+window(4,sinks=1,kept=9)/sum; 2,3: poly(0)+window(7)/sum"
+    torch.manual_seed(0)
+    config = MaclaurinConfig(
+        attention=[layer], vocab_size=31, hidden_size=64, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=4,
+    )  # fmt: skip
+    model = MaclaurinForCausalLM(config).to(device).eval()
+    texts = [torch.randint(0, 31, (n,), device=device) for n in (40, 12, 27)]
+    cuts = [(0, 25, 40), (0, 3, 12), (0, 20, 27)]
+    calls, run_groups = [], KeptKeys.run_groups
+    monkeypatch.setattr(
+        KeptKeys, "run_groups", lambda self, call: calls.append(len(call.groups)) or run_groups(self, call)
+    )
+    cache, rows, seen = MaclaurinCache(model.config), [[] for _ in texts], []
+    for turn in range(2):
+        pieces = [text[cut[turn] : cut[turn + 1]] for text, cut in zip(texts, cuts, strict=True)]
+        longest = max(map(len, pieces))
+        tokens = torch.stack([torch.nn.functional.pad(u, (longest - len(u), 0)) for u in pieces])
+        lengths = torch.tensor([len(u) for u in pieces], device=device)
+        seen.append(torch.arange(longest, device=device) >= longest - lengths[:, None])
+        logits = model(tokens, attention_mask=torch.cat(seen, 1).long(), past_key_values=cache).logits
+        for row, piece in enumerate(pieces):
+            rows[row].append(logits[row, longest - len(piece) :])
+    assert calls == [2, 2]
+    for text, found in zip(texts, rows, strict=True):
+        alone = model(text[None], use_cache=False).logits[0]
+        torch.testing.assert_close(torch.cat(found), alone, rtol=1e-4, atol=1e-4)

@@ -90,7 +90,11 @@ class State:
         """The properties that the choice of a program depends on."""
         moments, running = self.moments, self.running
         heads = None if running is None else running.shape
-        return self.spec, moments.shape, moments.dtype, moments.device, heads, self.is_full, self.has_gradient
+        exact = None if self.exact is None else (self.exact.recent_k.dtype, self.exact.recent_v.dtype)
+        return (
+            self.spec, moments.shape, moments.dtype, moments.device, heads, exact, self.is_full,
+            self.has_gradient,
+        )  # fmt: skip
 
     @property
     def has_gradient(self) -> bool:

@@ -40,7 +40,7 @@ from maclaurin.programs.plan import (
     remembered_plan,
     remembered_together,
 )
-from maclaurin.programs.program import Call, why_it_must_be_causal
+from maclaurin.programs.program import Call, Program, why_it_must_be_causal
 from maclaurin.programs.series import as_series, planned_series, require_recurrent
 from maclaurin.programs.validate import (
     as_number,
@@ -269,13 +269,14 @@ def _planned_call(
     options: _Options,
     packing: Packing | None = None,
     groups: tuple[HeadGroup, ...] = (),
+    group_states: tuple[State, ...] = (),
 ) -> Call:
     """A call whose program is known; no form is requested."""
     q, scale = inputs.q, options.scale
     factor = spec.kernel.default_scale(q.shape[3]) if scale is None else as_number("scale", scale)
     return Call(
         spec, inputs, factor, q.device, options.causal, state, options.return_state, None, options.chunk_size,
-        packing, groups,
+        packing, groups, group_states,
     )  # fmt: skip
 
 
@@ -312,8 +313,7 @@ def _attend_by_heads(
         own = _inputs_of(part, inputs)
         number, *others = part.numbers
         if others:
-            call = _planned_call(part.groups[0].spec, own, None, options, groups=part.groups)
-            y, of_groups = together[part.numbers].program.run_groups(call)
+            y, of_groups = _run_together(together[part.numbers].program, part, own, states, options)
             after |= zip(part.numbers, of_groups, strict=options.return_state)
         else:
             state = None if states is None else states[number]
@@ -323,6 +323,32 @@ def _attend_by_heads(
         outputs.append(y)
     y = split.joined(outputs)
     return y, tuple(after[number] for number in range(len(layer.groups))) if options.return_state else ()
+
+
+def _run_together(
+    program: Program, part: HeadsOfPart, inputs: Inputs, states: Sequence[State] | None, options: _Options
+) -> tuple[Tensor, tuple[State, ...]]:
+    """Output and states of groups that run together; padding is moved to the right first."""
+    mask, shape = options.key_padding_mask, (inputs.q.shape[0], inputs.q.shape[1])
+    batch = None if mask is None else from_padding_mask(mask)
+    if batch is not None:
+        inputs = inputs.map(batch.take)._replace(present=batch.present)
+    before = _of_part(part.numbers, states)
+    call = _planned_call(
+        part.groups[0].spec,
+        inputs,
+        before[0] if before else None,
+        options,
+        groups=part.groups,
+        group_states=before,
+    )
+    y, after = program.run_groups(call)
+    return y if batch is None else put_back([batch], [y], shape), after
+
+
+def _of_part(numbers: Sequence[int], states: Sequence[Any] | None) -> tuple[State, ...]:
+    """The states of some groups; none at the start of a text."""
+    return () if states is None else tuple(states[number] for number in numbers)
 
 
 _Together = dict[tuple[int, ...], Plan]
@@ -335,36 +361,76 @@ def _together(
 
     Both are found once per kind of call.
     """
-    key = _key(layer.groups, inputs, None, options) if states is None else None
+    key = _key_of_layer(layer, inputs, states, options)
     known = None if key is None else remembered_together(key)
     if known is not None:
         return known
     check_layer(layer, inputs, states)
     if key is None or options.cu_seqlens is not None:
         return {}, _split(layer, inputs, ())
-    plans = _find_together(layer, inputs, options, inputs.q.device)
+    plans = _find_together(layer, inputs, states, options, inputs.q.device)
     found = plans, _split(layer, inputs, plans)
     remember_together(key, found)
     return found
 
 
+def _key_of_layer(
+    layer: LayerAttention, inputs: Inputs, states: Sequence[State] | None, options: _Options
+) -> Hashable | None:
+    """The cache key of a call for heads that differ; None: do not cache. Single steps never run together."""
+    mask = options.key_padding_mask
+    if states is not None and isinstance(inputs.k, Tensor) and inputs.k.shape[1:2] == (1,):
+        return None
+    key = _key(
+        layer.groups, inputs, None, options if mask is None else options._replace(key_padding_mask=None)
+    )
+    if key is not None and mask is not None:
+        if not isinstance(mask, Tensor):
+            return None
+        key = (key, mask.shape, mask.dtype, mask.device)
+    if key is not None and states is not None:
+        if not isinstance(states, list | tuple) or not all(isinstance(state, State) for state in states):
+            return None
+        key = (key, tuple(state.signature() for state in states))
+    return key
+
+
 def _find_together(
-    layer: LayerAttention, inputs: Inputs, options: _Options, device: torch.device, *, for_plan: bool = False
+    layer: LayerAttention,
+    inputs: Inputs,
+    states: Sequence[Any] | None,
+    options: _Options,
+    device: torch.device,
+    *,
+    for_plan: bool = False,
 ) -> _Together:
-    """The groups that run together, with their plans; raises unless every group can run."""
+    """The groups that run together, with their plans; raises unless every group can run.
+
+    Plans may have states on the meta device, which are not checked.
+    """
+
+    def request_of(part: HeadsOfPart) -> _Request:
+        before = None if states is None else states[part.numbers[0]]
+        return _Request(part.groups[0].spec, _inputs_of(part, inputs), before, options)
+
+    def call_of(request: _Request) -> Call:
+        padded = request.inputs._replace(present=options.key_padding_mask)
+        return request.call()._replace(device=device, inputs=padded)
 
     def joint(numbers: tuple[int, ...]) -> Call:
         part = _split(layer, inputs, [numbers]).parts[0]
-        request = _Request(part.groups[0].spec, _inputs_of(part, inputs), None, options)
-        return request.call()._replace(device=device, groups=part.groups)
+        before = _of_part(numbers, states)
+        return call_of(request_of(part))._replace(groups=part.groups, group_states=before)
 
     alone = []
     for part in _split(layer, inputs, ()).parts:
-        request = _Request(part.groups[0].spec, _inputs_of(part, inputs), None, options)
-        request.check(for_plan=for_plan)
-        if not request.needs_series:
-            request.check_state()
-        alone.append(request.call()._replace(device=device))
+        request = request_of(part)
+        made_up = request.state is not None and request.state.moments.is_meta
+        checked = request._replace(state=None) if made_up else request
+        checked.check(for_plan=for_plan)
+        if not checked.needs_series:
+            checked.check_state()
+        alone.append(call_of(request))
     return find_together(alone, joint)
 
 
@@ -522,8 +588,9 @@ def _plan_by_heads(
     given = states if isinstance(states, list | tuple) else [states] * len(layer.groups)
     check_layer(layer, inputs, given if isinstance(states, list | tuple) else None)
     together: _Together = {}
-    if not states and options.cu_seqlens is None and options.key_padding_mask is None:
-        together = _find_together(layer, inputs, options, device, for_plan=True)
+    if options.cu_seqlens is None:
+        before = _meta_states(layer, inputs) if states is True else states or None
+        together = _find_together(layer, inputs, before, options, device, for_plan=True)
     parts = []
     for part in _split(layer, inputs, together).parts:
         found = together.get(part.numbers)
@@ -533,6 +600,16 @@ def _plan_by_heads(
             found = _plan(part.groups[0].spec, own, given[number], options, return_state, device)
         parts.append((part.groups, found))
     return LayerPlan(tuple(parts))
+
+
+def _meta_states(layer: LayerAttention, inputs: Inputs) -> list[State | None]:
+    """A state without data for each group of heads; None for those without a finite state."""
+    return [
+        State.on_meta(part.groups[0].spec, _inputs_of(part, inputs))
+        if part.groups[0].spec.has_finite_state
+        else None
+        for part in _split(layer, inputs, ()).parts
+    ]
 
 
 def _planned_device(q: Tensor, device: torch.device | str | None) -> torch.device:
@@ -662,10 +739,13 @@ class _Request(NamedTuple):
 
 
 def _with_known_fill(state: State, k: Tensor) -> State:
-    """The state, marked as full if its window is. This is read once, and only if several tokens follow."""
+    """The state, marked as full if its window is: then keys are in its tail.
+
+    This is read once, and only if several tokens follow; not for states without a tail.
+    """
     if not isinstance(state, State) or state.exact is None or state.is_full:
         return state
-    if k.shape[1] == 1 or is_tracing():
+    if k.shape[1] == 1 or is_tracing() or state.moments.shape[2] == 0:
         return state
     return dataclasses.replace(state, is_full=bool((state.count >= state.exact.number).all()))
 

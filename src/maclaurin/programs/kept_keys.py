@@ -5,6 +5,9 @@
 Which keys are kept is decided first, by the attention each received in the window, without a gradient. Then
 one number per key, until_s, says which queries see it, and the rest is softmax attention.
 
+A text that continues from a state is one text with the exact keys of the state before its tokens: it sees no
+other old keys.
+
 Heads of a layer may have different windows (spec/head_groups.py). Groups of heads that differ only in their
 window run together, in the launches of one (`KeptKeys.run_groups`).
 """
@@ -31,6 +34,7 @@ from maclaurin.spec import AttentionSpec, Window
 from maclaurin.spec.head_groups import HeadGroup
 
 if TYPE_CHECKING:
+    from maclaurin.programs.triton.exact_step import Held
     from maclaurin.programs.triton.kept_keys import ExactOfHeads, GroupOfHeads
 
 #: slots and sinks the step compares at once, and the head size it supports (triton/exact_step.py)
@@ -38,7 +42,7 @@ _MOST_SLOTS, _MOST_SINKS = 8192, 64
 
 
 class KeptKeys(Program):
-    """A text from its start under a window without a tail; optionally with kept keys and a state after it."""
+    """A text, or more of one, under a window without a tail; optionally with kept keys and a state."""
 
     name = "kept keys"
     backend = "triton"
@@ -48,26 +52,37 @@ class KeptKeys(Program):
     def cannot(self, call: Call) -> str | None:
         return first_reason(
             lambda: _refuse_specs(call),
-            lambda: "it does not continue from a state" if call.state is not None else None,
-            lambda: _refuse_returned_state(call) if call.return_state else None,
+            lambda: "one more token is a step" if call.is_step else None,
+            lambda: _refuse_carried_state(call) if call.carries_state else None,
+            lambda: _refuse_dtypes_of_states(call),
             lambda: refuse_tensors(call),
         )
 
     def cost(self, call: Call) -> Cost:
-        """A pass over the exact keys; with kept keys, two over the window and a comparison of all scores."""
+        """A pass over the exact keys; with kept keys, two over the window and a comparison of all scores.
+
+        After a state, its keys are copied to those of the text.
+        """
         batch, tokens, _, d = call.inputs.q.shape
         e, total = call.inputs.v.shape[3], Cost(0.0, 0.0, 12, 0.0)
+        size = call.inputs.k.dtype.itemsize
         for spec, kv_heads in call.specs_of_heads:
             window = spec.window
             assert window is not None
             rows = float(batch * tokens * kv_heads * call.group)
-            near, seen = min(window.size + 64, tokens), min(window.slots + 64, tokens)
+            before = 0 if call.state is None else window.slots
+            keys = before + tokens
+            near, seen = min(window.size + 64, keys), min(window.slots + 64, keys)
             flops = 2 * rows * seen * (d + e)
             lists = 4.0 * batch * kv_heads * (tokens / 64) * seen
+            copied = float(batch * kv_heads * keys * (d + e) * size) if before else 0.0
             if window.kept:  # a comparison takes as long as about 30 matrix operations
-                flops += 4 * rows * near * d + 30.0 * batch * kv_heads * tokens * tokens
+                flops += 4 * rows * near * d + 30.0 * batch * kv_heads * keys * keys
             total = Cost(
-                total.flops + flops, total.bytes + 2 * lists, 12, total.peak_bytes + lists + 8 * rows
+                total.flops + flops,
+                total.bytes + 2 * (lists + copied),
+                12,
+                total.peak_bytes + lists + copied + 8 * rows,
             )
         return total
 
@@ -93,8 +108,8 @@ def _read(call: Call, exact: list[int], groups: _Groups) -> tuple[Tensor, tuple[
     with without_autocast(call.device):
         q, k, v = operands(spec, inputs)
         if call.needs_gradient or are_traced((q,)):
+            assert not call.carries_state
             y, states = _rows(q, k, v, call.scale, exact), ()
-            assert not call.return_state
         else:
             y, states = _rows_and_states(q, k, v, call, exact, groups)
         return finish_rows(spec, y, inputs.gates, inputs.q.dtype), states
@@ -111,26 +126,39 @@ def _rows(q: Tensor, k: Tensor, v: Tensor, scale: float, exact: list[int]) -> Te
 def _rows_and_states(
     q: Tensor, k: Tensor, v: Tensor, call: Call, exact: list[int], groups: _Groups
 ) -> tuple[Tensor, tuple[State, ...]]:
-    """y [B, T, H, e] and the states after the last token: windows, sinks, and kept keys."""
+    """y [B, T, H, e] and the states after the last real token: windows, sinks, and kept keys."""
     from maclaurin.programs.triton import kept_keys as program
 
     of_heads = _groups_of_heads(groups) if call.return_state else ()
-    y, found = program.read(q, k, v, call.scale, _by_head(exact), of_heads)
+    before, present = call.states, call.inputs.present
+    lengths = None if present is None or not call.return_state else present.sum(1)
+    earlier = tuple(program.Before(state.count.contiguous(), _held(state)) for state in before)
+    y, found = program.read(q, k, v, call.scale, _by_head(exact), of_heads, lengths, earlier)
     if not found:
         return y, ()
     batch, tokens, _, d = q.shape
-    count = _count(batch, tokens, q.device)
-    states = (
-        State(
+    count = _count(batch, tokens, q.device) if lengths is None else lengths
+    least = tokens if present is None else 0
+    states = []
+    for number, ((heads, spec), group, keys) in enumerate(zip(groups, of_heads, found, strict=True)):
+        after = State(
             spec,
             _no_moments(batch, heads, _moments_size(spec, d, v.shape[3]), q.device),
-            count,
+            before[number].count + count if before else count,
             exact=ExactKeys(**keys),
-            is_full=tokens >= group.exact.most,
+            is_full=least >= group.exact.most or (bool(before) and before[number].is_full),
         )
-        for (heads, spec), group, keys in zip(groups, of_heads, found, strict=True)
-    )
+        states.append(after)
     return y, tuple(states)
+
+
+def _held(state: State) -> Held:
+    """The contents of a state as programs take them: contiguous tensors."""
+    from maclaurin.programs.triton.exact_step import Held
+
+    given = {name: getattr(state.exact, name) for name in Held._fields}
+    contiguous: Any = {name: None if u is None else u.contiguous() for name, u in given.items()}
+    return Held(**contiguous)
 
 
 @lru_cache(maxsize=64)
@@ -198,7 +226,7 @@ class ExactStep(Program):
             lambda: _refuse_slots(spec.window),
             lambda: "it does not support value gates" if spec.value_gates else None,
             lambda: refuse_head_size(call),
-            lambda: _refuse_state(call),
+            lambda: _refuse_dtypes_of_states(call),
         )
 
     def cost(self, call: Call) -> Cost:
@@ -207,15 +235,13 @@ class ExactStep(Program):
         return Cost(0.0, 2 * size, 2, size)
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
-        from maclaurin.programs.triton.exact_step import Held, step
+        from maclaurin.programs.triton.exact_step import step
 
         spec, inputs, state = call.spec, call.inputs, call.state
         assert state is not None
         assert state.exact is not None
         q, k, v = (gpu.dense(u[:, 0]) for u in (inputs.q, inputs.k, inputs.v))
-        given = {name: getattr(state.exact, name) for name in Held._fields}
-        held: Any = {name: None if u is None else u.contiguous() for name, u in given.items()}
-        y, count, after = step(q, k, v, state.count.contiguous(), Held(**held), call.scale)
+        y, count, after = step(q, k, v, state.count.contiguous(), _held(state), call.scale)
         exact = dataclasses.replace(state.exact, **after._asdict())
         y = finish_rows(spec, y, inputs.gates, inputs.q.dtype)
         return y, dataclasses.replace(state, count=count, exact=exact)
@@ -251,14 +277,12 @@ def _refuse_specs(call: Call) -> str | None:
     return None
 
 
-def _refuse_returned_state(call: Call) -> str | None:
-    """Why it cannot return the state after such a text; None if it can."""
-    if call.inputs.present is not None:
-        return "it returns no state with padding"
+def _refuse_carried_state(call: Call) -> str | None:
+    """Why such a text cannot continue from a state or return one; None if it can."""
     if are_traced((call.inputs.q,)):
         return "it cannot be traced with a state"
     if call.spec.value_gates:
-        return "it returns no state with a value gate"
+        return "it supports no state with a value gate"
     return "it has no backward pass with a state" if call.needs_gradient else None
 
 
@@ -269,12 +293,14 @@ def _refuse_slots(window: Window | None) -> str | None:
     return None
 
 
-def _refuse_state(call: Call) -> str | None:
-    """Why a step does not take such a state; None if it does."""
-    assert call.state is not None
-    exact = call.state.exact
-    same = exact is not None and exact.recent_k.dtype == exact.recent_v.dtype == call.inputs.q.dtype
-    return None if same else "it needs exact keys in the dtype of q"
+def _refuse_dtypes_of_states(call: Call) -> str | None:
+    """Why programs do not take such states; None if they do."""
+    for state in call.states:
+        exact = state.exact
+        same = exact is not None and exact.recent_k.dtype == exact.recent_v.dtype == call.inputs.q.dtype
+        if not same:
+            return "it needs exact keys in the dtype of q"
+    return None
 
 
 # -------------------------------------------------------------------------------- the operators

@@ -38,6 +38,13 @@ class Call(NamedTuple):
     #: groups of heads whose specs differ only in their window. The tensors hold one group after the other,
     #: and `spec` is that of the first. Empty: all heads have `spec`
     groups: tuple[HeadGroup, ...] = ()
+    #: the states of the groups, if they continue from some; `state` is that of the first
+    group_states: tuple[State, ...] = ()
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """The states that it continues from: of each group, or of all heads; empty at the start of a text."""
+        return self.group_states or (() if self.state is None else (self.state,))
 
     @property
     def carries_state(self) -> bool:
@@ -81,7 +88,7 @@ class Call(NamedTuple):
         if not torch.is_grad_enabled():
             return False
         given = (self.inputs.q, self.inputs.k, self.inputs.v, *self.inputs.gates.values())
-        return any(u.requires_grad for u in given) or (self.state is not None and self.state.has_gradient)
+        return any(u.requires_grad for u in given) or any(state.has_gradient for state in self.states)
 
     def in_rows(self) -> Call:
         """A call of the same size on rows about as long as the packed sequences, to estimate costs.

@@ -122,6 +122,11 @@ def test_groups_that_differ_in_their_window_are_one_call_on_a_gpu(options):
     assert "no: it computes one spec for all heads" in str(found)
     step = maclaurin.plan(q[:, :1], k[:, :1], v[:, :1], text, device="cuda", state=True)
     assert [plan.program.name for plan in step.plans] == ["state step", "exact step", "exact step"]
+    mask = torch.empty(1, 4096, dtype=torch.bool, device="meta")
+    for given in ({"state": True}, {"key_padding_mask": mask}, {"state": True, "key_padding_mask": mask}):
+        found = maclaurin.plan(q, k, v, text, device="cuda", **given, **options)
+        assert [len(groups) for groups, _ in found.parts] == [2, 1], found
+        assert found.parts[0][1].program.name == "kept keys"
 
 
 @needs_gpu_table

@@ -12,6 +12,8 @@ from maclaurin.programs.program import Call
 from maclaurin.testing import Shape, assert_same, random_tensors
 
 WINDOW = "taylor(2,about=mean)+window(64,sinks=1)/sum"
+KEPT = "poly(0)+window(64,sinks=4,kept=192)/sum"
+PADDED = torch.empty(2, 4096, dtype=torch.bool, device="meta")
 
 
 def meta(tokens, *, batch=2, heads=16, d=64, dtype=torch.bfloat16):
@@ -47,6 +49,12 @@ def meta(tokens, *, batch=2, heads=16, d=64, dtype=torch.bfloat16):
         ("poly(0)+window(64,sinks=4,kept=192)/sum", 8192, {}, "kept keys"),
         ("poly(0)+window(64,sinks=4,kept=192)/sum", 8192, {"return_state": True}, "kept keys"),
         ("poly(0)+window(64,sinks=4)/sum", 8192, {"return_state": True}, "kept keys"),
+        (KEPT, 4096, {"return_state": True, "key_padding_mask": PADDED}, "kept keys"),
+        (KEPT, 4096, {"state": True, "return_state": True}, "kept keys"),
+        (KEPT, 4096, {"state": True, "return_state": True, "key_padding_mask": PADDED}, "kept keys"),
+        (KEPT, 2, {"state": True, "return_state": True}, "kept keys"),
+        (KEPT, 4096, {"state": True}, "kept keys"),
+        ("poly(0)+window(64,sinks=4)/rms", 512, {"state": True, "return_state": True}, "kept keys"),
         ("poly(0)+window(16,sinks=4,kept=48)/sum", 1, {"state": True}, "exact step"),
         ("poly(0)+window(512,sinks=4,kept=1536)/sum", 1, {"state": True}, "exact step"),
         ("poly(0)+window(2048,sinks=4)/sum", 1, {"state": True}, "exact step"),

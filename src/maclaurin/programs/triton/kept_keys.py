@@ -14,6 +14,15 @@ memory are linear in the text, except for comparing scores and making lists. The
 that see it; tiles group the few keys with long lives together. Exponentials are to base 2. Tensors are [B, H, T, size],
 with strides for the first three axes. Window, slots and sinks are read from a table with a line per key-value head, so
 that every spec runs the same compiled program, and heads with different memories share its launches.
+
+A text that continues from a state is read as one text: the exact keys of the state, BEGIN of them, then its T tokens:
+
+    key        0 … sinks, kept keys, window … BEGIN−1     BEGIN … BEGIN+T−1
+    query      none                                       0 … T−1, query t at place BEGIN + t
+
+A state that is not full holds all keys so far, so this is the text itself; a full one leaves out only keys that no
+later query sees. Old keys carry the scores that the state has for them. BEGIN may differ from head to head and from
+row to row, and so may LENGTHS, the number of tokens of a row that are not padding.
 """
 
 from __future__ import annotations
@@ -28,6 +37,7 @@ import triton.language as tl
 from torch import Tensor
 
 from maclaurin.programs.triton import on_its_device
+from maclaurin.programs.triton.exact_step import Held
 from maclaurin.programs.triton.launch import Launch, Layout, New, by_shapes, launched, new_tensors, prepared
 from maclaurin.programs.triton.one_query import add_scores
 from maclaurin.programs.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
@@ -46,7 +56,7 @@ _COMPARED, _LISTED = 64, 1024
 FOREVER = 1 << 30
 _LOG2E, _LN2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2))
 #: numbers that differ between specs and texts; triton must not compile a version for special values such as 1
-_ANY = ("T", "window", "sinks", "kept", "capacity", "batch_stride", "kv_heads")
+_ANY = ("T", "S", "window", "sinks", "kept", "capacity", "batch_stride", "kv_heads", "heads", "before")
 
 
 class Exact(NamedTuple):
@@ -79,34 +89,110 @@ def _exact_of(EXACT, head):
     return tl.load(EXACT + 3 * head), tl.load(EXACT + 3 * head + 1), tl.load(EXACT + 3 * head + 2)
 
 
+@triton.jit
+def _first_place(BEGIN, row):
+    """The place of the first token of a head's text: how many keys of a state come before it."""
+    return 0 if BEGIN is None else tl.load(BEGIN + row)
+
+
+@triton.jit
+def _real_tokens(LENGTHS, b, T):
+    """How many of the T tokens of a row are not padding."""
+    return T if LENGTHS is None else tl.load(LENGTHS + b).to(tl.int32)
+
+
+# ------------------------------------------------------------------------- a text that continues from a state
+
+
+@triton.jit
+def _gathered(pointer, stride_t, rows, inside, columns, SIZE: tl.constexpr):
+    """Rows of a matrix by index, zeros where not `inside`."""
+    inside = inside[:, None] & (columns < SIZE)[None, :]
+    return tl.load(pointer + rows[:, None] * stride_t + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _copied(FROM, stride_t, source, there, TO, to, inside, columns, SIZE: tl.constexpr):
+    """Copy vectors to the rows `to`; zeros where there is no source."""
+    found = _gathered(FROM, stride_t, source, there, columns, SIZE)
+    tl.store(
+        TO + to[:, None] * SIZE + columns[None, :], found, mask=inside[:, None] & (columns < SIZE)[None, :]
+    )
+
+
+@launched
+@triton.jit(do_not_specialize=_ANY)
+def _lay_out(
+    K, V, COUNT, RECENT_K, RECENT_V, SINK_K, SINK_V, RECENT_SCORE, KEPT_SCORE, KEPT_K, KEPT_V,
+    KEYS, VALUES, SCORE, BEGIN, k_strides, v_strides, T, S, kv_heads, before, heads, window, sinks, kept,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, KEEPS: tl.constexpr,
+):  # fmt: skip
+    """BN keys and values of a state and of the text after it, one after the other, with the scores so far.
+
+    The state is that of `heads` heads, which follow `before` others.
+    """
+    k_b, k_h, k_t = k_strides
+    v_b, v_h, v_t = v_strides
+    own = tl.program_id(1).to(tl.int64)  # among the heads of the state
+    b, head = own // heads, before + own % heads
+    row = b * kv_heads + head
+    begin = tl.minimum(tl.load(COUNT + b), window + sinks + kept).to(tl.int32)
+    if tl.program_id(0) == 0:
+        tl.store(BEGIN + row, begin)
+    n, d, e = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BE)
+    KEYS += row * S * D
+    VALUES += row * S * E
+    is_new = (n >= begin) & (n < S)
+    there = is_new & (n < begin + T)
+    _copied(K + b * k_b + head * k_h, k_t, n - begin, there, KEYS, n, is_new, d, D)
+    _copied(V + b * v_b + head * v_h, v_t, n - begin, there, VALUES, n, is_new, e, E)
+    is_sink = (n < begin) & (n < sinks)
+    _copied(SINK_K + own * sinks * D, D, n, is_sink, KEYS, n, is_sink, d, D)
+    _copied(SINK_V + own * sinks * E, E, n, is_sink, VALUES, n, is_sink, e, E)
+    is_recent = (n < begin) & (n >= sinks) & (n >= begin - window)
+    source = n - begin + window  # window and slots are filled from the right
+    _copied(RECENT_K + own * window * D, D, source, is_recent, KEYS, n, is_recent, d, D)
+    _copied(RECENT_V + own * window * E, E, source, is_recent, VALUES, n, is_recent, e, E)
+    if KEEPS:
+        is_kept = (n >= sinks) & (n < begin - window)
+        slot = n - begin + window + kept
+        _copied(KEPT_K + own * kept * D, D, slot, is_kept, KEYS, n, is_kept, d, D)
+        _copied(KEPT_V + own * kept * E, E, slot, is_kept, VALUES, n, is_kept, e, E)
+        score = tl.load(RECENT_SCORE + own * window + source, mask=is_recent, other=0.0)
+        score = tl.where(is_kept, tl.load(KEPT_SCORE + own * kept + slot, mask=is_kept, other=0.0), score)
+        tl.store(SCORE + row * S + n, score, mask=n < S)
+
+
 # -------------------------------------------------------------------------------------- scores of keys
 
 
 @launched
 @triton.jit(do_not_specialize=_ANY)
 def _near(
-    Q, K, LSE, EXACT, q_strides, k_strides, T, H, scale,
+    Q, K, LSE, EXACT, BEGIN, q_strides, k_strides, T, S, H, scale,
     GROUP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """log₂ Σ e^x over window and sinks; −∞ for heads that keep no keys."""
     q_b, q_h, q_t = q_strides
     k_b, k_h, k_t = k_strides
-    first = tl.program_id(0) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
-    m, d = first + tl.arange(0, BM), tl.arange(0, BD)
-    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    t, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, t, d, T, D)
     K += b * k_b + (h // GROUP) * k_h
     window, sinks, kept = _exact_of(EXACT, h // GROUP)
+    begin = _first_place(BEGIN, b * (H // GROUP) + h // GROUP)
+    first, end = tl.program_id(0) * BM + begin, T + begin
+    m = t + begin
     total = tl.zeros((BM,), tl.float32)
     largest = tl.full((BM,), float("-inf"), tl.float32)
     edge = tl.maximum(0, first - window + 1) // BN * BN
     of_sinks = tl.minimum(tl.cdiv(sinks, BN), edge // BN)
-    tiles = of_sinks + tl.cdiv(tl.minimum(first + BM, T) - edge, BN)
+    tiles = of_sinks + tl.cdiv(tl.minimum(first + BM, end) - edge, BN)
     for tile in range(tl.where(kept > 0, tiles, 0)):
         start = tl.where(tile < of_sinks, tile * BN, edge + (tile - of_sinks) * BN)
         n = start + tl.arange(0, BN)
-        k = load_rows(K, k_t, n, d, T, D)
+        k = load_rows(K, k_t, n, d, end, D)
         x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if (start <= first + BM - 1 - window) | (start + BN - 1 > first):  # some query does not see all keys
             near = (n[None, :] > m[:, None] - window) | (n < sinks)[None, :]
@@ -116,61 +202,77 @@ def _near(
         total = total * tl.exp2(largest - safe) + tl.sum(tl.exp2(x - safe[:, None]), 1)
         largest = new
     total = tl.where(kept > 0, total, 1.0)
-    tl.store(LSE + (b * H + h) * T + m, largest + tl.log2(total), mask=m < T)
+    tl.store(LSE + (b * H + h) * T + t, largest + tl.log2(total), mask=t < T)
 
 
 @launched
 @triton.jit(do_not_specialize=_ANY)
 def _received(
-    Q, K, LSE, EXACT, SCORE, q_strides, k_strides, T, H, scale,
+    Q, K, LSE, EXACT, SCORE, BEGIN, LENGTHS, q_strides, k_strides, T, S, H, scale,
     GROUP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The attention that keys receive while they are in the window; 0 for sinks and heads that keep no keys."""
+    """The attention that keys receive while they are in the window; 0 for sinks and heads that keep no keys.
+
+    After a state it is added to SCORE. Queries that are padding give none.
+    """
     q_b, q_h, q_t = q_strides
     k_b, k_h, k_t = k_strides
     first = tl.program_id(0) * BN
     kv_heads = H // GROUP
     b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
     n, d = first + tl.arange(0, BN), tl.arange(0, BD)
-    k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
     window, sinks, kept = _exact_of(EXACT, g)
+    begin = _first_place(BEGIN, b * kv_heads + g)
+    real = _real_tokens(LENGTHS, b, T)
+    k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T + begin, D)
     score = tl.zeros((BN,), tl.float32)
-    end = tl.where(kept > 0, tl.minimum(T, first + BN + window - 1), 0)
+    end = tl.where(kept > 0, tl.minimum(real, first - begin + BN + window - 1), 0)
     for member in range(GROUP):
         h = g * GROUP + member
-        for start in range(first // BM * BM, end, BM):
-            m = start + tl.arange(0, BM)
-            q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
-            lse = tl.load(LSE + (b * H + h) * T + m, mask=m < T, other=float("inf"))
+        for start in range(tl.maximum(first - begin, 0) // BM * BM, end, BM):
+            t = start + tl.arange(0, BM)
+            q = load_rows(Q + b * q_b + h * q_h, q_t, t, d, T, D)
+            lse = tl.load(LSE + (b * H + h) * T + t, mask=t < real, other=float("inf"))
             p = tl.exp2(tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale - lse[None, :])
-            if (start < first + BN - 1) | (start + BM > first + window):  # some key is not in every window
+            at = start + begin
+            if (at < first + BN - 1) | (at + BM > first + window):  # some key is not in every window
+                m = t + begin
                 inside = (m[None, :] >= n[:, None]) & (m[None, :] < n[:, None] + window)
                 p = tl.where(inside, p, 0.0)
             score += tl.sum(p, 1)
-    score = tl.where(n < sinks, 0.0, score / GROUP)
-    tl.store(SCORE + (b * kv_heads + g) * T + n, score, mask=n < T)
+    score = score / GROUP
+    SCORE += (b * kv_heads + g) * S
+    if BEGIN is not None:
+        score += tl.load(SCORE + n, mask=n < S, other=0.0)
+    tl.store(SCORE + n, tl.where(n < sinks, 0.0, score), mask=n < S)
 
 
 @launched
 @triton.jit(do_not_specialize=_ANY)
-def _lifetimes(SCORE, EXACT, UNTIL, T, kv_heads, forever, BLOCK: tl.constexpr):
-    """until_s of each key. Of equal scores the later key is better; heads that keep no keys need no scores."""
-    window, sinks, kept = _exact_of(EXACT, tl.program_id(1) % kv_heads)
+def _lifetimes(SCORE, EXACT, UNTIL, BEGIN, T, S, kv_heads, forever, BLOCK: tl.constexpr):
+    """until_s of each key. Of equal scores the later key is better; heads that keep no keys need no scores.
+
+    Padding is after the real tokens, so they see what they see without it. It takes part like other keys: the list of
+    every tile then fits its capacity.
+    """
+    row = tl.program_id(1).to(tl.int64)
+    window, sinks, kept = _exact_of(EXACT, row % kv_heads)
+    end = _first_place(BEGIN, row) + T
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    SCORE += tl.program_id(1).to(tl.int64) * T
-    own = tl.load(SCORE + n, mask=n < T, other=0.0)
+    SCORE += row * S
+    own = tl.load(SCORE + n, mask=n < S, other=0.0)
     better = tl.zeros((BLOCK,), tl.int32)
     last = tl.full((BLOCK,), forever, tl.int32)  # the M-th better key, which takes the slot
     last = tl.where(kept == 0, n, last)
-    for start in range(sinks, tl.where(kept > 0, T, sinks), BLOCK):
+    for start in range(sinks, tl.where(kept > 0, end, sinks), BLOCK):
         if tl.min(better) < kept:
             u = start + tl.arange(0, BLOCK)
-            other = tl.load(SCORE + u, mask=u < T, other=float("-inf"))
+            other = tl.load(SCORE + u, mask=u < end, other=float("-inf"))
             beats = (other[:, None] > own[None, :]) | (
                 (other[:, None] == own[None, :]) & (u[:, None] > n[None, :])
             )
-            beats = (beats & (u < T)[:, None]).to(tl.int32)
+            beats = (beats & (u < end)[:, None]).to(tl.int32)
             after = better + tl.sum(beats, 0)
             crosses = (better < kept) & (after >= kept)
             if tl.max(crosses.to(tl.int32)) > 0:
@@ -178,7 +280,9 @@ def _lifetimes(SCORE, EXACT, UNTIL, T, kv_heads, forever, BLOCK: tl.constexpr):
                 last = tl.where(crosses, start + tl.sum(before.to(tl.int32), 0), last)
             better = after
     until = tl.minimum(window + tl.maximum(n, last), forever)
-    tl.store(UNTIL + tl.program_id(1).to(tl.int64) * T + n, tl.where(n < sinks, forever, until), mask=n < T)
+    if BEGIN is not None:  # an empty slot
+        until = tl.where((kept > 0) & (own == float("-inf")), 0, until)
+    tl.store(UNTIL + row * S + n, tl.where(n < sinks, forever, until), mask=n < S)
 
 
 # --------------------------------------------------------------------------------- keys seen by a tile
@@ -186,36 +290,31 @@ def _lifetimes(SCORE, EXACT, UNTIL, T, kv_heads, forever, BLOCK: tl.constexpr):
 
 @launched
 @triton.jit(do_not_specialize=_ANY)
-def _lists(UNTIL, LIST, COUNT, T, capacity, BM: tl.constexpr, BLOCK: tl.constexpr):
+def _lists(UNTIL, LIST, COUNT, BEGIN, T, S, capacity, BM: tl.constexpr, BLOCK: tl.constexpr):
     """List the keys that a tile of queries sees: those that all of its queries see, then the others, both in text order.
 
     COUNT: how many there are, and how many all queries see.
     """
-    first, tiles = tl.program_id(0) * BM, tl.num_programs(0)
-    row = tl.program_id(1).to(tl.int64)
-    end = tl.minimum(first + BM, T)
+    tiles, row = tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    begin = _first_place(BEGIN, row)
+    first = tl.program_id(0) * BM + begin
+    end = tl.minimum(first + BM, T + begin)
     at = row * tiles + tl.program_id(0)
+    UNTIL += row * S
     count = 0
     for start in range(0, first, BLOCK):
         n = start + tl.arange(0, BLOCK)
-        seen = (tl.load(UNTIL + row * T + n, mask=n < first, other=0) >= end).to(tl.int32)
+        seen = (tl.load(UNTIL + n, mask=n < first, other=0) >= end).to(tl.int32)
         tl.store(LIST + at * capacity + count + tl.cumsum(seen, 0) - 1, n, mask=seen > 0)
         count += tl.sum(seen, 0)
     tl.store(COUNT + 2 * at + 1, count)
     for start in range(0, end, BLOCK):
         n = start + tl.arange(0, BLOCK)
-        until = tl.load(UNTIL + row * T + n, mask=n < end, other=0)
+        until = tl.load(UNTIL + n, mask=n < end, other=0)
         seen = ((until > first) & ((until < end) | (n >= first))).to(tl.int32)
         tl.store(LIST + at * capacity + count + tl.cumsum(seen, 0) - 1, n, mask=seen > 0)
         count += tl.sum(seen, 0)
     tl.store(COUNT + 2 * at, count)
-
-
-@triton.jit
-def _gathered(pointer, stride_t, rows, inside, columns, SIZE: tl.constexpr):
-    """Rows of a matrix by index, zeros where not `inside`."""
-    inside = inside[:, None] & (columns < SIZE)[None, :]
-    return tl.load(pointer + rows[:, None] * stride_t + columns[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
@@ -244,8 +343,8 @@ def _listed_keys(LIST, UNTIL, start, count, BN: tl.constexpr):
 @launched
 @triton.jit(do_not_specialize=_ANY)
 def _forward(
-    Q, K, V, UNTIL, LIST, COUNT, O, LSE,
-    q_strides, k_strides, v_strides, o_strides, T, H, scale, capacity,
+    Q, K, V, UNTIL, LIST, COUNT, O, LSE, BEGIN,
+    q_strides, k_strides, v_strides, o_strides, T, S, H, scale, capacity,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -253,15 +352,15 @@ def _forward(
     k_b, k_h, k_t = k_strides
     v_b, v_h, v_t = v_strides
     o_b, o_h, o_t = o_strides
-    first = tl.program_id(0) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
     g = h // GROUP
     row = b * (H // GROUP) + g
-    m, d, e = first + tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BE)
-    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    t, d, e = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BE)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, t, d, T, D)
+    m = t + _first_place(BEGIN, row)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    UNTIL += row * T
+    UNTIL += row * S
     tile = row * tl.num_programs(0) + tl.program_id(0)
     LIST += tile * capacity
     count, by_all = tl.load(COUNT + 2 * tile), tl.load(COUNT + 2 * tile + 1) // BN * BN
@@ -279,11 +378,11 @@ def _forward(
         x = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         x = tl.where((n[None, :] <= m[:, None]) & (m[:, None] < until[None, :]), x, float("-inf"))
         acc, total, largest = add_scores(acc, total, largest, x, v, PRECISION)
-    total = tl.where(m < T, total, 1.0)  # every query sees its own key
-    inside = (m < T)[:, None] & (e < E)[None, :]
+    total = tl.where(t < T, total, 1.0)  # every query sees its own key
+    inside = (t < T)[:, None] & (e < E)[None, :]
     o = (acc / total[:, None]).to(O.dtype.element_ty)
-    tl.store(O + b * o_b + h * o_h + m[:, None] * o_t + e[None, :], o, mask=inside)
-    tl.store(LSE + (b * H + h) * T + m, (largest + tl.log2(total)) * _LN2, mask=m < T)
+    tl.store(O + b * o_b + h * o_h + t[:, None] * o_t + e[None, :], o, mask=inside)
+    tl.store(LSE + (b * H + h) * T + t, (largest + tl.log2(total)) * _LN2, mask=t < T)
 
 
 @launched
@@ -381,35 +480,29 @@ def _backward_keys(
 
 @launched
 @triton.jit(do_not_specialize=_ANY)
-def _kept_at_the_end(UNTIL, LIST, COUNT, PLACES, T, kv_heads, capacity, BLOCK: tl.constexpr):
+def _kept_at_the_end(
+    UNTIL, LIST, COUNT, PLACES, BEGIN, LENGTHS, T, S, kv_heads, capacity, BLOCK: tl.constexpr
+):  # fmt: skip
     """List the keys that have left the window and are still seen by the last token, in the order of the text."""
     row = tl.program_id(0).to(tl.int64)
     PLACES += row % kv_heads * 10
     window, sinks, kept = tl.load(PLACES), tl.load(PLACES + 1), tl.load(PLACES + 2)
-    UNTIL += row * T
+    end = _first_place(BEGIN, row) + _real_tokens(LENGTHS, row // kv_heads, T)
+    UNTIL += row * S
     count = 0
-    for start in range(sinks, tl.where(kept > 0, T - window, sinks), BLOCK):
+    for start in range(sinks, tl.where(kept > 0, end - window, sinks), BLOCK):
         n = start + tl.arange(0, BLOCK)
-        until = tl.load(UNTIL + n, mask=n < T - window, other=0)
-        seen = (until >= T).to(tl.int32)
+        seen = (tl.load(UNTIL + n, mask=n < end - window, other=-1) >= end).to(tl.int32)
         tl.store(LIST + row * capacity + count + tl.cumsum(seen, 0) - 1, n, mask=seen > 0)
         count += tl.sum(seen, 0)
     tl.store(COUNT + row, count)
 
 
-@triton.jit
-def _copied(FROM, stride_t, source, there, TO, to, inside, columns, SIZE: tl.constexpr):
-    """Copy vectors to the rows `to`; zeros where there is no source."""
-    found = _gathered(FROM, stride_t, source, there, columns, SIZE)
-    tl.store(
-        TO + to[:, None] * SIZE + columns[None, :], found, mask=inside[:, None] & (columns < SIZE)[None, :]
-    )
-
-
 @launched
 @triton.jit(do_not_specialize=_ANY)
 def _exact_keys(
-    K, V, SCORE, LIST, COUNT, PLACES, KEYS, VALUES, SCORES, k_strides, v_strides, T, kv_heads, capacity,
+    K, V, SCORE, LIST, COUNT, PLACES, KEYS, VALUES, SCORES, BEGIN, LENGTHS,
+    k_strides, v_strides, T, S, kv_heads, capacity,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, KEEPS: tl.constexpr,
 ):  # fmt: skip
     """Copy BN exact keys. A partly filled window or slots are filled from the right, sinks from the left.
@@ -426,10 +519,11 @@ def _exact_keys(
     if tl.program_id(0) * BN < window + sinks + kept:
         K += b * k_b + head * k_h
         V += b * v_b + head * v_h
-        SCORE += row * T
+        SCORE += row * S
+        end = _first_place(BEGIN, row) + _real_tokens(LENGTHS, b, T)
         d, e = tl.arange(0, BD), tl.arange(0, BE)
         place = tl.program_id(0) * BN + tl.arange(0, BN)
-        inside, source = place < window, T - window + place
+        inside, source = place < window, end - window + place
         there = inside & (source >= 0)
         to = tl.load(PLACES + 5) + own * window + place
         _copied(K, k_t, source, there, KEYS, to, inside, d, D)
@@ -441,8 +535,8 @@ def _exact_keys(
         source = place - window
         inside = (source >= 0) & (source < sinks)
         to = tl.load(PLACES + 6) + own * sinks + source
-        _copied(K, k_t, source, inside & (source < T), KEYS, to, inside, d, D)
-        _copied(V, v_t, source, inside & (source < T), VALUES, to, inside, e, E)
+        _copied(K, k_t, source, inside & (source < end), KEYS, to, inside, d, D)
+        _copied(V, v_t, source, inside & (source < end), VALUES, to, inside, e, E)
         if KEEPS:
             slot = place - window - sinks
             inside = (slot >= 0) & (slot < kept)
@@ -459,33 +553,67 @@ def _exact_keys(
 # ------------------------------------------------------------------------------------------- launching
 
 
+class Before(NamedTuple):
+    """The state that a group of adjacent heads continues from."""
+
+    #: tokens so far, [B]
+    count: Tensor
+    held: Held
+
+    @property
+    def group(self) -> GroupOfHeads:
+        """How many heads and exact keys it has."""
+        _, heads, window, _ = self.held.recent_k.shape
+        kept = 0 if self.held.kept_k is None else self.held.kept_k.shape[2]
+        return GroupOfHeads(heads, Exact(window, self.held.sink_k.shape[2], kept))
+
+
 @on_its_device
 def read(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, exact: ExactOfHeads, groups: tuple[GroupOfHeads, ...]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    exact: ExactOfHeads,
+    groups: tuple[GroupOfHeads, ...],
+    lengths: Tensor | None = None,
+    before: tuple[Before, ...] = (),
 ) -> tuple[Tensor, list[dict[str, Tensor]]]:
     """y [B, T, H, e] for q [B, T, H, d] and k, v [B, T, K, ·], without gradients; and the exact keys after the text.
 
-    The exact keys are those of `exact_keys`, of each of the groups; none if no groups are given. Everything that
-    follows from shapes is computed once: a layer of a prompt takes few operations besides its launches.
+    The exact keys are those of `exact_keys`, of each of the groups; none if no groups are given. `lengths` [B]: the
+    real tokens of each row, with padding after them; None for all. `before`: the states of all groups, unless the text
+    starts here. Everything that follows from shapes is computed once: a layer of a prompt takes few operations besides
+    its launches.
     """
     its = _reading(
-        q.shape, q.stride(), k.stride(), v.shape, v.stride(), q.dtype, v.dtype, q.device, scale, exact, groups
+        q.shape, q.stride(), k.stride(), v.shape, v.stride(), q.dtype, v.dtype, q.device, scale, exact, groups,
+        tuple(state.group for state in before),
     )  # fmt: skip
     y, lse, until, score, listed, count = new_tensors(q, *its.made)
+    begin = None
+    if before:
+        keys, values, begin = new_tensors(q, *its.laid_out)
+        for start, (so_far, held) in zip(its.lay_out, before, strict=True):
+            start(k, v, so_far, *held, keys, values, score, begin)
+        k, v = keys, values
     if its.keeps:
-        its.scores.near(q, k, lse, its.table)
-        its.scores.received(q, k, lse, its.table, score)
-    its.scores.lifetimes(score, its.table, until)
-    its.lists(until, listed, count)
-    its.forward(q, k, v, until, listed, count, y, lse)
+        its.scores.near(q, k, lse, its.table, begin)
+        its.scores.received(q, k, lse, its.table, score, begin, lengths)
+    its.scores.lifetimes(score, its.table, until, begin)
+    its.lists(until, listed, count, begin)
+    its.forward(q, k, v, until, listed, count, y, lse, begin)
     if its.end is None:
         return y, []
-    return y, _written(its.end, its.places, k, v, until, score)
+    return y, _written(its.end, its.places, k, v, until, score, begin, lengths)
 
 
 class _Reading(NamedTuple):
     """The launches of `read`, their tables, and the tensors they write."""
 
+    #: one for each group of the state before the text, and keys, values and their places, if there is a state
+    lay_out: tuple[Launch, ...]
+    laid_out: tuple[New, ...]
     scores: _ScoreLaunches
     lists: Launch
     forward: Launch
@@ -509,6 +637,7 @@ def _reading(
     scale: float,
     exact: ExactOfHeads,
     groups: tuple[GroupOfHeads, ...],
+    before: tuple[GroupOfHeads, ...],
 ) -> _Reading:
     batch, tokens, heads, d = q_shape
     kv_heads, e = v_shape[2:]
@@ -520,14 +649,24 @@ def _reading(
     q, k = heads_first(heads, d, q_strides, dtype), heads_first(kv_heads, d, k_strides, dtype)
     v = heads_first(kv_heads, e, v_strides, v_dtype)
     y = heads_first(heads, e, (tokens * heads * e, heads * e, e, 1), v_dtype)
+    lay_out: tuple[Launch, ...] = ()
+    laid_out: tuple[New, ...] = ()
+    if before:
+        longest = max(head.most for head in exact) + tokens
+        lay_out = tuple(_lay_out_launches(k, v, longest, before))
+        k, v = (Layout.contiguous((batch, kv_heads, longest, u.shape[3]), u.dtype) for u in (k, v))
+        laid_out = (New(k.shape, k.dtype), New(v.shape, v.dtype), New((batch, kv_heads), torch.int32))
+    keys = k.shape[2]
     queries = tile_options(TILES["forward"], q, v, tokens)["BM"]
-    tiles, capacity = cdiv(tokens, queries), _capacity(exact, queries, tokens)
-    of_keys = (batch, kv_heads, tokens)
+    tiles, capacity = cdiv(tokens, queries), _capacity(exact, queries, keys)
+    of_keys = (batch, kv_heads, keys)
     return _Reading(
+        lay_out,
+        laid_out,
         _score_launches(q, k, scale),
-        _lists_launch(tiles, batch * kv_heads, tokens, capacity, queries),
+        _lists_launch(tiles, batch * kv_heads, tokens, keys, capacity, queries),
         _forward_launch(q, k, v, y, scale, capacity),
-        _end(k, v, torch.float32, groups) if groups else None,
+        _end(k, v, torch.float32, groups, tokens) if groups else None,
         any(head.kept for head in exact),
         _table(exact, device),
         _table_of_places(batch, groups, device) if groups else None,
@@ -542,6 +681,23 @@ def _reading(
     )
 
 
+def _lay_out_launches(k: Layout, v: Layout, keys: int, before: tuple[GroupOfHeads, ...]) -> Iterator[Launch]:
+    """For each group of a state, the launch that puts its keys before those of the text; `keys`: how many in all."""
+    batch, kv_heads, tokens, d = k.shape
+    e, first = v.shape[3], 0
+    for heads, exact in before:
+        sizes = {
+            "D": d, "E": e, "BD": width(d), "BE": width(e), "BN": 64, "KEEPS": exact.kept > 0, "num_warps": 4
+        }  # fmt: skip
+        yield prepared(
+            _lay_out,
+            (cdiv(keys, 64), batch * heads),
+            (k.strides[:3], v.strides[:3], tokens, keys, kv_heads, first, heads, *exact),
+            sizes,
+        )
+        first += heads
+
+
 @on_its_device
 def lifetimes(q: Tensor, k: Tensor, scale: float, exact: ExactOfHeads) -> tuple[Tensor, Tensor]:
     """until [B, K, T] in int32, and scores [B, K, T] in fp32 (zeros for heads that keep no keys)."""
@@ -554,9 +710,9 @@ def lifetimes(q: Tensor, k: Tensor, scale: float, exact: ExactOfHeads) -> tuple[
     launches = _score_launches(Layout.of(q), Layout.of(k), scale)
     if keeps:
         lse = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
-        launches.near(q, k, lse, table)
-        launches.received(q, k, lse, table, score)
-    launches.lifetimes(score, table, until)
+        launches.near(q, k, lse, table, None)
+        launches.received(q, k, lse, table, score, None, None)
+    launches.lifetimes(score, table, until, None)
     return until, score
 
 
@@ -569,17 +725,17 @@ class _ScoreLaunches(NamedTuple):
 @by_shapes
 def _score_launches(q: Layout, k: Layout, scale: float) -> _ScoreLaunches:
     batch, heads, tokens, d = q.shape
-    kv_heads = k.shape[1]
+    kv_heads, keys = k.shape[1:3]
     sizes = {"GROUP": heads // kv_heads, "D": d, "BD": width(d), "PRECISION": precision(q)}
-    numbers = (q.strides[:3], k.strides[:3], tokens, heads, scale * _LOG2E.value)
+    numbers = (q.strides[:3], k.strides[:3], tokens, keys, heads, scale * _LOG2E.value)
     near, received = (tile_options(TILES[name], q, q, tokens) for name in ("near", "received"))
     return _ScoreLaunches(
         prepared(_near, (cdiv(tokens, near["BM"]), batch * heads), numbers, {**sizes, **near}),
-        prepared(_received, (cdiv(tokens, received["BN"]), batch * kv_heads), numbers, {**sizes, **received}),
+        prepared(_received, (cdiv(keys, received["BN"]), batch * kv_heads), numbers, {**sizes, **received}),
         prepared(
             _lifetimes,
-            (cdiv(tokens, _COMPARED), batch * kv_heads),
-            (tokens, kv_heads, FOREVER),
+            (cdiv(keys, _COMPARED), batch * kv_heads),
+            (tokens, keys, kv_heads, FOREVER),
             {"BLOCK": _COMPARED, "num_warps": 4},
         ),
     )
@@ -598,7 +754,7 @@ def forward(
         until, exact, tile_options(TILES["forward"], of_q, of_v, tokens)["BM"]
     )
     start = _forward_launch(of_q, Layout.of(k), of_v, Layout.of(o), scale, capacity)
-    start(q, k, v, until, listed, count, o, lse)
+    start(q, k, v, until, listed, count, o, lse, None)
     return o, lse
 
 
@@ -607,7 +763,7 @@ def _forward_launch(q: Layout, k: Layout, v: Layout, o: Layout, scale: float, ca
     batch, heads, tokens, _ = q.shape
     tile = tile_options(TILES["forward"], q, v, tokens)
     strides = (q.strides[:3], k.strides[:3], v.strides[:3], o.strides[:3])
-    numbers = (*strides, tokens, heads, scale * _LOG2E.value, capacity)
+    numbers = (*strides, tokens, k.shape[2], heads, scale * _LOG2E.value, capacity)
     return prepared(_forward, (cdiv(tokens, tile["BM"]), batch * heads), numbers, {**_sizes(q, k, v), **tile})
 
 
@@ -643,21 +799,28 @@ def exact_keys(
     They are the last, the first and the kept ones, each oldest first, for until and score [B, K, T]. All of them
     are views of one tensor of keys, one of values and one of scores.
     """
-    end = _end(Layout.of(k), Layout.of(v), score.dtype, groups)
-    return _written(end, _table_of_places(k.shape[0], groups, k.device), k, v, until, score)
+    end = _end(Layout.of(k), Layout.of(v), score.dtype, groups, k.shape[2])
+    return _written(end, _table_of_places(k.shape[0], groups, k.device), k, v, until, score, None, None)
 
 
 def _written(
-    end: _End, places: Tensor | None, k: Tensor, v: Tensor, until: Tensor, score: Tensor
+    end: _End,
+    places: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    until: Tensor,
+    score: Tensor,
+    begin: Tensor | None,
+    lengths: Tensor | None,
 ) -> list[dict[str, Tensor]]:
     """Launch the end of a text."""
     keys, values, scores = new_tensors(k, *end.made)
     if end.listed is None:
-        end.copied(k, v, score, None, None, places, keys, values, None)
+        end.copied(k, v, score, None, None, places, keys, values, None, begin, lengths)
     else:
         listed, count = new_tensors(k, *end.lists)
-        end.listed(until, listed, count, places)
-        end.copied(k, v, score, listed, count, places, keys, values, scores)
+        end.listed(until, listed, count, places, begin, lengths)
+        end.copied(k, v, score, listed, count, places, keys, values, scores, begin, lengths)
     whole = (keys, values, scores)
     return [
         {name: whole[which].as_strided(*view) for name, which, view in of_group} for of_group in end.views
@@ -735,11 +898,11 @@ class _End(NamedTuple):
 
 
 @by_shapes
-def _end(k: Layout, v: Layout, of_scores: torch.dtype, groups: tuple[GroupOfHeads, ...]) -> _End:
-    batch, kv_heads, tokens, d = k.shape
+def _end(k: Layout, v: Layout, of_scores: torch.dtype, groups: tuple[GroupOfHeads, ...], tokens: int) -> _End:
+    batch, kv_heads, all_keys, d = k.shape
     e, capacity = v.shape[3], max(group.exact.kept for group in groups)
     first, rows, scores = _places(batch, groups)
-    numbers = (tokens, kv_heads, capacity)
+    numbers = (tokens, all_keys, kv_heads, capacity)
     sizes = {
         "D": d,
         "E": e,
@@ -749,7 +912,7 @@ def _end(k: Layout, v: Layout, of_scores: torch.dtype, groups: tuple[GroupOfHead
         "KEEPS": capacity > 0,
         "num_warps": 4,
     }
-    block = {"BLOCK": min(_LISTED, width(tokens)), "num_warps": 4}
+    block = {"BLOCK": min(_LISTED, width(all_keys)), "num_warps": 4}
     most = max(group.exact.most for group in groups)
     return _End(
         prepared(_kept_at_the_end, (batch * kv_heads,), numbers, block) if capacity else None,
@@ -801,19 +964,19 @@ def _keys_of_tiles(until: Tensor, exact: ExactOfHeads, queries: int) -> tuple[Te
     capacity = _capacity(exact, queries, tokens)
     listed = torch.empty(batch, kv_heads, tiles, capacity, dtype=torch.int32, device=until.device)
     count = torch.empty(batch, kv_heads, tiles, 2, dtype=torch.int32, device=until.device)
-    _lists_launch(tiles, batch * kv_heads, tokens, capacity, queries)(until, listed, count)
+    _lists_launch(tiles, batch * kv_heads, tokens, tokens, capacity, queries)(until, listed, count, None)
     return listed, count, capacity
 
 
-def _capacity(exact: ExactOfHeads, queries: int, tokens: int) -> int:
-    """The most keys that a tile of queries sees."""
-    return min(max(head.most for head in exact) + queries, tokens)
+def _capacity(exact: ExactOfHeads, queries: int, keys: int) -> int:
+    """The most of the keys that a tile of queries sees."""
+    return min(max(head.most for head in exact) + queries, keys)
 
 
 @by_shapes
-def _lists_launch(tiles: int, rows: int, tokens: int, capacity: int, queries: int) -> Launch:
-    options = {"BM": queries, "BLOCK": min(_LISTED, width(tokens)), "num_warps": 4}
-    return prepared(_lists, (tiles, rows), (tokens, capacity), options)
+def _lists_launch(tiles: int, rows: int, tokens: int, keys: int, capacity: int, queries: int) -> Launch:
+    options = {"BM": queries, "BLOCK": min(_LISTED, width(keys)), "num_warps": 4}
+    return prepared(_lists, (tiles, rows), (tokens, keys, capacity), options)
 
 
 def _sizes(q: Tensor | Layout, k: Tensor | Layout, v: Tensor | Layout) -> dict:
