@@ -165,12 +165,24 @@ def gated_values(spec: AttentionSpec, v: Tensor, gates: Mapping[str, Tensor]) ->
 
 def log_decay(spec: AttentionSpec, inputs: Inputs) -> Tensor | None:
     """ln f [B, K, T] of all decay gates in the working dtype, 0 where a token is absent."""
-    if not spec.decay_gates:
+    total = unlimited_log_decay(spec, inputs)
+    return None if total is None else total.to(working_dtype(inputs.q.dtype)).clamp(min=_LOWEST_LOG_FORGET)
+
+
+def unlimited_log_decay(spec: AttentionSpec, inputs: Inputs) -> Tensor | None:
+    """The same for programs that convert it and limit it from below themselves.
+
+    The tensor of a single gate that takes ln f is left in its own dtype.
+    """
+    gates, dtype = spec.decay_gates, working_dtype(inputs.q.dtype)
+    if not gates:
         return None
-    dtype = working_dtype(inputs.q.dtype)
-    logs = [gate.log_decay(inputs.gates[gate.argument.name].to(dtype)) for gate in spec.decay_gates]
-    total = logs[0] if len(logs) == 1 else torch.stack(logs).sum(0)
-    total = total.transpose(1, 2).clamp(min=_LOWEST_LOG_FORGET)
+    if len(gates) == 1 and gates[0].takes_log:
+        total = inputs.gates[gates[0].argument.name]
+    else:
+        logs = [gate.log_decay(inputs.gates[gate.argument.name].to(dtype)) for gate in gates]
+        total = logs[0] if len(logs) == 1 else torch.stack(logs).sum(0)
+    total = total.transpose(1, 2)
     return total if inputs.present is None else torch.where(inputs.present[:, None], total, 0.0)
 
 

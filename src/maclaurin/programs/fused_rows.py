@@ -101,12 +101,12 @@ def row_divisor(spec: AttentionSpec, before: Tensor | None = None) -> tuple[str,
     if fused is not None and fused.by == "sum":
         return "sum", fused.eps
     counted = fused is not None and before is None
-    return ("count" if counted or spec.ignores_row_scale else "one"), 0.0
+    return ("count" if counted or spec.norm_cancels_row_scale else "one"), 0.0
 
 
 def rows_are_divided(spec: AttentionSpec, before: Tensor | None = None) -> bool:
     """Whether a program's rows are already divided by the spec's whole denominator."""
-    if spec.denominator is None or spec.ignores_row_scale:
+    if spec.denominator is None or spec.norm_cancels_row_scale:
         return True
     return spec.denominator.fused is not None and row_divisor(spec, before)[0] != "one"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maclaurin.forms.attend import Form
 from maclaurin.forms.state import State
-from maclaurin.forms.stream import gated_values, log_decay, working_dtype
+from maclaurin.forms.stream import gated_values, log_decay, unlimited_log_decay, working_dtype
 from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs.custom_operator import operator, present
 from maclaurin.programs.fused_rows import (
@@ -43,9 +43,11 @@ class LinearAttention(Program):
     form = Form.CHUNKED
 
     def cannot(self, call: Call) -> str | None:
-        spec = call.spec
+        spec, weight = call.spec, call.spec.kernel.fused
         if spec.kernel.feature_map is None or spec.orders != (1,):
             return "it supports only linear(φ)"
+        if weight is None or weight.function != "polynomial" or weight.about_mean:
+            return f"it does not support the coefficients of {spec.kernel}"
         return first_reason(
             lambda: "it does not support a window" if spec.window is not None else None,
             lambda: "single tokens have their own programs" if call.is_step else None,
@@ -99,6 +101,8 @@ def _state_after(call: Call, moments: Tensor | None) -> State:
 class _Rows(NamedTuple):
     """What a call needs from its spec and shapes."""
 
+    #: a in κ = a·x
+    coefficient: float
     #: None: φ is computed in plain torch
     feature_map: str | None
     #: the argument of the gate that the program multiplies values by
@@ -118,13 +122,15 @@ class _Rows(NamedTuple):
     @staticmethod
     def of(call: Call, chunk: int) -> _Rows:
         spec, (q, _, v, *_) = call.spec, call.inputs
-        feature_map = spec.kernel.feature_map
+        feature_map, weight = spec.kernel.feature_map, spec.kernel.fused
         assert feature_map is not None
+        assert weight is not None
         length = _length_inside(spec, v.shape[3])
         divisor, eps = ("one", 0.0) if length else row_divisor(spec)
         is_final = length > 0 or (spec.norm is None and not spec.gates_before_norm and rows_are_divided(spec))
         cancels = divisor == "sum" and feature_map.sign is Sign.INDEFINITE
         return _Rows(
+            weight.coefficients[1],
             feature_map.fused,
             _gate_inside(spec),
             divisor,
@@ -145,14 +151,15 @@ class _Rows(NamedTuple):
     def rows(self, call: Call) -> tuple[Tensor, Tensor | None]:
         """y [B, T, H, e] in the dtype of q, and the moments after the last token if a state is requested."""
         spec, inputs, state = call.spec, call.inputs, call.state
+        decay = unlimited_log_decay(spec, inputs)
         y, moments, *_ = first_order(
             *(inputs[:3] if self.as_given else self.operands(call)),
             None if self.gate is None else inputs.gates[self.gate],
-            _log_decay(spec, inputs.gates),
+            None if decay is None else decay.transpose(1, 2),
             state.count if state is not None and self.divisor == "count" else None,
             None if state is None else state.moments,
             self.feature_map or "identity",
-            call.scale,
+            self.coefficient * call.scale,
             self.divisor,
             self.eps,
             self.length,
@@ -196,14 +203,6 @@ def _gate_inside(spec: AttentionSpec) -> str | None:
     if len(gates) != 1 or not gates[0].multiplies or gates[0].argument.per_channel:
         return None
     return gates[0].argument.name
-
-
-def _log_decay(spec: AttentionSpec, gates: Any) -> Tensor | None:
-    """ln f [B, T, K] of all decay gates; the program clamps it."""
-    if not spec.decay_gates:
-        return None
-    first, *others = (gate.log_decay(gates[gate.argument.name]) for gate in spec.decay_gates)
-    return sum(others, first)
 
 
 def _length_inside(spec: AttentionSpec, e: int) -> float:

@@ -167,6 +167,11 @@ class Kernel(Part):
         """The powers of the score that the state holds, ascending; empty without a finite state."""
         return ()
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether every weight is 0: beside a window there is then no tail."""
+        return self.has_finite_state and len(self.orders) == 0
+
     def coefficients(self, statistics: RowStatistics | None = None) -> Coefficients:
         """κ as Σ aₙ xⁿ: a₀ … a_N, where it has a finite state."""
         raise SpecError(f"{self} is not a polynomial in the score.")
