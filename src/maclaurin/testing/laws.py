@@ -157,7 +157,10 @@ class SpecLaws:
     def test_parts_ignore_the_scales_they_say_they_ignore(
         self, notation: str, data: st.DataObject, seed: int
     ) -> None:
-        """N(a·y) = N(y) where a norm ignores_row_scale; D(c·Σw, c) = c·D(Σw, 1) where D is_scaled."""
+        """N(a·y) = N(y) where a norm ignores_row_scale; D(c·Σw, c) = c·D(Σw, 1) where D is_scaled.
+
+        And D(c·Σw, 1) = c·D(Σw, 1) where a denominator ignores_row_scale.
+        """
         spec, generator = resolve(notation), torch.Generator().manual_seed(seed)
         factor = data.draw(st.sampled_from([1e-6, 0.3, 7.0, 1e6]))
 
@@ -174,6 +177,11 @@ class SpecLaws:
             scaled = dataclasses.replace(scaled, keys=one.keys)
             divisor = spec.denominator.divisor
             assert_same(divisor(scaled), factor * divisor(one), f"{spec.denominator} is scaled")
+        if spec.denominator is not None and spec.denominator.ignores_row_scale:
+            one = PlainSeen(positive(1, 1, 1, 5), positive(2, 3, 1, 5), positive(2, 3, 1, 5))
+            larger = dataclasses.replace(one, total=factor * one.total)
+            divisor = spec.denominator.divisor
+            assert_same(divisor(larger), factor * divisor(one), f"{spec.denominator} ignores a factor")
 
     # -------------------------------------------------------------------------------- the forms
 
