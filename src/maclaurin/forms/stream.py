@@ -155,12 +155,26 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def gated_values(spec: AttentionSpec, v: Tensor, gates: Mapping[str, Tensor]) -> Tensor:
-    """v [B, S, K, e] after the value gates, in its own dtype."""
+def gated_values(
+    spec: AttentionSpec, v: Tensor, gates: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> Tensor:
+    """v [B, S, K, e] after the value gates, computed in its own dtype and rounded to `dtype`, if given.
+
+    Products beyond the range of the dtype become large numbers: rows that do not see the key would get 0·∞.
+    """
     for gate in spec.value_gates:
         given = gates[gate.argument.name].to(v.dtype)
-        v = gate.on_values(v, given if given.dim() == 4 else given[..., None])
-    return v
+        v = _without_infinities(gate.on_values(v, given if given.dim() == 4 else given[..., None]))
+    return v if dtype is None or dtype == v.dtype else _without_infinities(v.to(dtype))
+
+
+#: what an overflow becomes; its products with gradients, and sums over keys, do not overflow
+_LARGE = 2.0**100
+
+
+def _without_infinities(u: Tensor) -> Tensor:
+    large = min(_LARGE, torch.finfo(u.dtype).max)
+    return u.nan_to_num(nan=torch.nan, posinf=large, neginf=-large)
 
 
 def log_decay(spec: AttentionSpec, inputs: Inputs) -> Tensor | None:

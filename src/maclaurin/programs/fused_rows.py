@@ -69,7 +69,7 @@ def operands(spec: AttentionSpec, inputs: Inputs) -> tuple[Tensor, Tensor, Tenso
     if feature_map is not None and not feature_map.is_identity:
         q, k = (spec.kernel.mapped(u.to(dtype)).to(u.dtype) for u in (q, k))
     if spec.value_gates:
-        v = gated_values(spec, v.to(dtype), inputs.gates).to(v.dtype)
+        v = gated_values(spec, v.to(dtype), inputs.gates, v.dtype)
     return gpu.dense(q), gpu.dense(k), gpu.dense(v)
 
 

@@ -183,7 +183,7 @@ class _Rows(NamedTuple):
         if self.feature_map is None:
             q, k = (spec.kernel.mapped(u.to(working_dtype(u.dtype))).to(u.dtype) for u in (q, k))
         if self.gate is None and spec.value_gates:
-            v = gated_values(spec, v.to(working_dtype(v.dtype)), gates).to(v.dtype)
+            v = gated_values(spec, v.to(working_dtype(v.dtype)), gates, v.dtype)
         return dense(q), dense(k), dense(v)
 
 
