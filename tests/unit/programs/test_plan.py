@@ -211,7 +211,7 @@ def test_a_remembered_plan_does_not_skip_the_check_of_the_exact_keys():
         for dtype in (torch.float32, torch.bfloat16)
     ]
     maclaurin.attention(*tensors(1, torch.float32), WINDOW, state=states[0])
-    with pytest.raises(InputError, match="keeps keys in torch.bfloat16"):
+    with pytest.raises(InputError, match="keeps keys in torch"):
         maclaurin.attention(*tensors(1, torch.float32), WINDOW, state=states[1])
 
 
