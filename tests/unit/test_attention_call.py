@@ -1,6 +1,8 @@
 """The one call: bad input, dtypes, queries that differ from keys, auto, torch.compile."""
 
 import itertools
+import pickle
+import warnings
 
 import pytest
 import torch
@@ -103,6 +105,52 @@ def test_a_state_over_the_budget_names_order_bytes_and_alternatives():
     with pytest.raises(StateBudgetError, match=r"takes .* bytes"):
         attention(q, k, v, "taylor(6)/sum", form="chunked")
     assert attention(q, k, v, "taylor(6)/sum").shape == (2, 6, 4, 64)
+
+
+def test_errors_and_notices_of_a_series_carry_what_they_say():
+    """As fields, also after pickling; the notice points at the line that called."""
+    q, k, v = (0.5 * u for u in tensors(d=64, e=64))
+    with pytest.raises(StateBudgetError) as caught:
+        attention(q, k, v, "exp/sum", form="recurrent")
+    assert caught.value.reason.startswith("the state of taylor(")
+    assert caught.value.reason in str(caught.value)
+    assert pickle.loads(pickle.dumps(caught.value)).reason == caught.value.reason
+    with pytest.raises(StateBudgetError) as refused:
+        attention(q, k, v, "exp/sum", form="recurrent", score_bound=40.0)
+    assert refused.value.reason.startswith("no order of its series is within")
+    q, k, v = (0.1 * u for u in tensors(d=2, e=2))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        _, state = attention(q, k, v, "exp/sum", return_state=True)
+    assert found[0].filename == __file__
+    notice = found[0].message
+    assert notice.certificate == state.certificate
+    assert pickle.loads(pickle.dumps(notice)).certificate == state.certificate
+    assert state.certificate.summary in str(notice)
+
+
+def test_a_plan_on_the_meta_device_refuses_a_series_in_the_words_of_the_call():
+    q, k, v = (0.1 * u for u in tensors(d=64, e=64))
+    options = {"return_state": True, "score_bound": 3.0}
+    words = set()
+    for plan_or_call, given in (
+        (attention, (q, k, v)),
+        (maclaurin.plan, (q, k, v)),
+        (maclaurin.plan, [u.to("meta") for u in (q, k, v)]),
+    ):
+        with pytest.raises(StateBudgetError) as caught:
+            plan_or_call(*given, "exp/sum", **options)
+        words.add(str(caught.value))
+    assert len(words) == 1
+
+
+@pytest.mark.parametrize(
+    ("notation", "has_state"), [("taylor(2)/sum", True), ("exp/sum", True), ("sigmoid(0)", False)]
+)
+def test_a_state_is_advised_only_where_there_is_one(notation, has_state):
+    q, k, v = tensors()
+    found = maclaurin.plan(q[:, -1:], k, v, notation)
+    assert any("pass a state" in why for why in found.refusals.values()) == has_state
 
 
 def test_a_series_state_refuses_tokens_beyond_its_certificate():

@@ -104,8 +104,10 @@ def _instead(call: Call) -> str:
     advice = [f"use form={' or '.join(forms)}"] if forms else []
     if call.is_aligned or not call.causal:
         return f": {advice[0]}" if advice else ""
-    advice.append("pass a state instead of old keys")
-    return f" (got {call.queries} queries and {call.keys} keys): {', or '.join(advice)}"
+    if call.spec.has_finite_state or call.spec.has_series:
+        advice.append("pass a state instead of old keys")
+    got = f" (got {call.queries} queries and {call.keys} keys)"
+    return f"{got}: {', or '.join(advice)}" if advice else got
 
 
 # ------------------------------------------------------------------------------------- their costs
