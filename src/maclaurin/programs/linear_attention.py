@@ -30,7 +30,7 @@ from maclaurin.spec import AttentionSpec, Sign
 #: tokens per chunk in bf16; half of it in fp32 and fp16
 _CHUNK = 64
 #: tensors and other arguments of `first_order`
-_TENSORS, _OPTIONS = 7, 12
+_TENSORS, _OPTIONS = 7, 11
 #: an optional tensor
 _Given = Tensor | None
 
@@ -168,7 +168,6 @@ class _Rows(NamedTuple):
             self.is_final,
             self.rests,
             self.chunk,
-            0,
             call.return_state,
         )
         if self.is_final:
@@ -235,7 +234,6 @@ def first_order(
     final: bool,
     rests: bool,
     chunk: int,
-    segments: int,
     return_state: bool,
 ) -> tuple[Tensor, _Given, _Given, _Given, _Given, _Given, _Given, _Given, _Given]:
     """y [B, T, H, e] (fp32 unless `final`) and the last state.
@@ -248,9 +246,7 @@ def first_order(
     """
     from maclaurin.programs.triton import linear_attention as program
 
-    call = program.Call(
-        feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk, segments
-    )
+    call = program.Call(feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk)
     y, stat, rest, after, states = program.forward(
         q, k, v, input_gate, log_forget, before, call, initial=initial, return_state=return_state
     )
@@ -282,14 +278,11 @@ def first_order_backward(
     final: bool,
     rests: bool,
     chunk: int,
-    segments: int,
 ) -> tuple[Tensor, Tensor, Tensor, _Given, _Given, _Given]:
     """dq, dk, dv, and the gradients of both gates and of the initial state, if the call has them."""
     from maclaurin.programs.triton import linear_attention as program
 
-    call = program.Call(
-        feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk, segments
-    )
+    call = program.Call(feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk)
     kept = present(stat), present(rest), program.States(*map(present, states))
     return program.backward(
         dy, q, k, v, input_gate, log_forget, before, y, *kept, call, d_state=d_state, started=started

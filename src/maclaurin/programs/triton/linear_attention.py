@@ -657,7 +657,7 @@ class Call(NamedTuple):
     centred       whether the norm first subtracts the row's mean
     final         y in the dtype of q; else in fp32
     rests         keep the rounding error of y: under a norm, or where row sums of both signs can be small
-    chunk, segments   tokens per chunk (a power of two, at least 16) and segments per text; 0 for the default
+    chunk         tokens per chunk, a power of two and at least 16; 0 for the default
     """
 
     feature_map: str
@@ -670,7 +670,6 @@ class Call(NamedTuple):
     final: bool = True
     rests: bool = False
     chunk: int = 0
-    segments: int = 0
 
     @property
     def sums(self) -> bool:
@@ -968,7 +967,7 @@ class _Plan(NamedTuple):
             64 if q.dtype == torch.bfloat16 else 32
         )  # products in fp32 take more registers
         rows, chunks = batch * kv_heads, cdiv(tokens, chunk)
-        wanted = call.segments or max(1, min(WALKERS // rows, cdiv(chunks, LEAST_CHUNKS)))
+        wanted = max(1, min(WALKERS // rows, cdiv(chunks, LEAST_CHUNKS)))
         per_segment = cdiv(chunks, wanted)
         segments = cdiv(chunks, per_segment)
         text = (tokens, kv_heads, chunks, segments, per_segment)
