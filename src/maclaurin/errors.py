@@ -46,7 +46,14 @@ class NoFiniteStateError(MaclaurinError):
 
 
 class StateBudgetError(MaclaurinError):
-    """The recurrent state would be larger than the caller allows."""
+    """The recurrent state would be larger than the caller allows.
+
+    `reason` is the part of the message that says why, without the context and the advice.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        self.reason = reason or message
+        super().__init__(message)
 
 
 class DataError(MaclaurinError):

@@ -180,7 +180,7 @@ def test_operator_is_registered_as_torch_wants_it(gated, device):
         (torch.rand(1, 20, 1, device=device).requires_grad_() for _ in range(2)) if gated else (None, None)
     )
     state = torch.rand(1, 1, 16, 17, device=device).requires_grad_() if gated else None
-    call = ("elu1", 0.5, "sum", 0.1, 0.0, False, True, True, gated, 16, 1, gated)
+    call = ("elu1", 0.5, "sum", 0.1, 0.0, False, True, True, gated, 16, gated)
     arguments = (q, k, v, *gates, None, state, *call)
     assert set(torch.library.opcheck(first_order.traced, arguments).values()) == {"SUCCESS"}
 

@@ -1,6 +1,8 @@
 """The one call: bad input, dtypes, queries that differ from keys, auto, torch.compile."""
 
 import itertools
+import pickle
+import warnings
 
 import pytest
 import torch
@@ -103,6 +105,52 @@ def test_a_state_over_the_budget_names_order_bytes_and_alternatives():
     with pytest.raises(StateBudgetError, match=r"takes .* bytes"):
         attention(q, k, v, "taylor(6)/sum", form="chunked")
     assert attention(q, k, v, "taylor(6)/sum").shape == (2, 6, 4, 64)
+
+
+def test_errors_and_notices_of_a_series_carry_what_they_say():
+    """As fields, also after pickling; the notice points at the line that called."""
+    q, k, v = (0.5 * u for u in tensors(d=64, e=64))
+    with pytest.raises(StateBudgetError) as caught:
+        attention(q, k, v, "exp/sum", form="recurrent")
+    assert caught.value.reason.startswith("the state of taylor(")
+    assert caught.value.reason in str(caught.value)
+    assert pickle.loads(pickle.dumps(caught.value)).reason == caught.value.reason
+    with pytest.raises(StateBudgetError) as refused:
+        attention(q, k, v, "exp/sum", form="recurrent", score_bound=40.0)
+    assert refused.value.reason.startswith("no order of its series is within")
+    q, k, v = (0.1 * u for u in tensors(d=2, e=2))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        _, state = attention(q, k, v, "exp/sum", return_state=True)
+    assert found[0].filename == __file__
+    notice = found[0].message
+    assert notice.certificate == state.certificate
+    assert pickle.loads(pickle.dumps(notice)).certificate == state.certificate
+    assert state.certificate.summary in str(notice)
+
+
+def test_a_plan_on_the_meta_device_refuses_a_series_in_the_words_of_the_call():
+    q, k, v = (0.1 * u for u in tensors(d=64, e=64))
+    options = {"return_state": True, "score_bound": 3.0}
+    words = set()
+    for plan_or_call, given in (
+        (attention, (q, k, v)),
+        (maclaurin.plan, (q, k, v)),
+        (maclaurin.plan, [u.to("meta") for u in (q, k, v)]),
+    ):
+        with pytest.raises(StateBudgetError) as caught:
+            plan_or_call(*given, "exp/sum", **options)
+        words.add(str(caught.value))
+    assert len(words) == 1
+
+
+@pytest.mark.parametrize(
+    ("notation", "has_state"), [("taylor(2)/sum", True), ("exp/sum", True), ("sigmoid(0)", False)]
+)
+def test_a_state_is_advised_only_where_there_is_one(notation, has_state):
+    q, k, v = tensors()
+    found = maclaurin.plan(q[:, -1:], k, v, notation)
+    assert any("pass a state" in why for why in found.refusals.values()) == has_state
 
 
 def test_a_series_state_refuses_tokens_beyond_its_certificate():
@@ -415,6 +463,45 @@ def test_compiles_without_graph_breaks(notation, form):
     gradients = case.gradients((expected * weights).sum())
     for name, gradient in case.gradients((y * weights).sum()).items():
         assert_same(gradient, gradients[name], f"gradient of {name}", floor=1.0)
+
+
+LAYER = "0: taylor(2)/sum; 1: poly(0)+window(3)/sum"
+
+
+@pytest.mark.slow
+def test_heads_that_differ_compile_without_graph_breaks():
+    """Their notation is parsed outside the graph; a text, and a step after its states."""
+    torch._dynamo.reset()
+    q, k, v = (torch.randn(1, 9, heads, 8) for heads in (4, 2, 2))
+    text, token = [u[:, :8] for u in (q, k, v)], [u[:, 8:] for u in (q, k, v)]
+
+    def prefill(*tensors):
+        return attention(*tensors, LAYER, return_state=True)
+
+    def step(states, *tensors):
+        return attention(*tensors, LAYER, state=states, return_state=True)[0]
+
+    with torch.no_grad():
+        y, states = prefill(*text)
+        compiled, _ = torch.compile(prefill, fullgraph=True, backend="aot_eager")(*text)
+        assert_same(compiled, y, "text")
+        after = torch.compile(step, fullgraph=True, backend="aot_eager")(states, *token)
+        assert_same(after, step(states, *token), "step")
+
+
+@pytest.mark.parametrize(
+    "notation", ["taylor(2)/len", "taylor(2,about=mean)/sum", "taylor(2,about=mean)+window(2,sinks=1)/sum"]
+)
+def test_keys_whose_features_overflow_leave_gradients_finite(notation):
+    """In the last chunk, whose state nobody reads; all rows are finite."""
+    case = random_tensors(
+        parse(notation), Shape(batch=1, tokens=20, kv_heads=1, group=2, d=2, e=3), 3, torch.float32
+    )
+    case = case.with_gradients()
+    k = torch.cat([case.tensors["k"][:, :17], 1e19 * case.tensors["k"][:, 17:]], 1)
+    y = case.with_tensors(k=k).output(form="chunked", chunk_size=4)
+    assert y.isfinite().all()
+    assert all(u.isfinite().all() for u in case.gradients(y[:, :17].sum()).values())
 
 
 @pytest.mark.parametrize("layout", ["state", "padding", "packed"])

@@ -19,6 +19,7 @@ from maclaurin.spec import (
     FeatureMap,
     Kernel,
     Norm,
+    Polynomial,
     Recipe,
     RowGate,
     Sign,
@@ -98,6 +99,23 @@ class CubeRoot(Denominator):
 
     def text(self, row_sum):
         return f"(t·{row_sum})^(1/3)"
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class TwoSums(Denominator):
+    """D_t = 2 Σ_s w_ts: a factor on the row changes nothing, yet it is not the row sum."""
+
+    notation: ClassVar[str] = "twosums"
+    uses_row_sum: ClassVar[bool] = True
+    is_scaled: ClassVar[bool] = True
+    ignores_row_scale: ClassVar[bool] = True
+
+    def divisor(self, seen):
+        return 2 * seen.scaled_row_sum
+
+    def text(self, row_sum):
+        return f"(2·{row_sum})"
 
 
 @register
@@ -216,6 +234,8 @@ SCALES = [
     "exp/shifted",
     "exp/shifted(3)/l2",
     "exp/cuberoot",
+    "exp/twosums",
+    "taylor(2,about=mean)+window(3)/twosums",
     "exp/half",
     "exp/len/half",
     "exp*added/l2",
@@ -379,8 +399,6 @@ def test_a_taken_name_is_an_error():
 
 
 def test_a_kernel_cannot_hide_a_name_of_the_catalogue():
-    from maclaurin.spec import Polynomial
-
     with pytest.raises(SpecError, match="already a name of the catalogue"):
 
         @register
@@ -388,3 +406,49 @@ def test_a_kernel_cannot_hide_a_name_of_the_catalogue():
         class Based(Polynomial):
             notation: ClassVar[str] = "based"
             series: ClassVar[tuple[float, ...]] = (1.0, 1.0)
+
+
+def test_a_polynomial_that_changes_its_weights_says_what_programs_compute():
+    """Its weight was ignored in the parallel form, which evaluates `fused`."""
+    with pytest.raises(SpecError, match="defines weight, but programs would compute"):
+
+        @register
+        @dataclass(frozen=True, slots=True)
+        class Capped(Polynomial):
+            notation: ClassVar[str] = "capped"
+            series: ClassVar[tuple[float, ...]] = (1.0, 1.0, 0.5)
+
+            def weight(self, x, statistics=None):
+                return (1 + x + x * x / 2).clamp(max=1.0)
+
+
+READS = {
+    "the row sum": (lambda seen: seen.row_sum, {}),
+    "the row sum, for its logarithm": (lambda seen: seen.log_row_sum, {}),
+    "the scaled row sum": (lambda seen: seen.scaled_row_sum + 1, {"uses_row_sum": True}),
+    "the unit of the row sum": (lambda seen: seen.row_sum + seen.unit, {"uses_row_sum": True}),
+    "an argument": (lambda seen: seen.argument, {}),
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_a_denominator_declares_what_it_reads(what):
+    read, declared = READS[what]
+
+    @dataclass(frozen=True, slots=True)
+    class Reader(Denominator):
+        notation: ClassVar[str] = "reader"
+
+        def divisor(self, seen):
+            return read(seen)
+
+        def text(self, row_sum):
+            return "D"
+
+    for name, value in declared.items():
+        setattr(Reader, name, value)
+    spec = maclaurin.AttentionSpec.of(parse("exp").kernel, Reader())
+    q = torch.randn(1, 4, 1, 2)
+    for form in ("parallel", "chunked"):
+        with pytest.raises(SpecError, match=f"reads {what.split(',')[0]} without declaring it"):
+            maclaurin.attention(q, q, q, spec, form=form)

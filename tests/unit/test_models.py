@@ -158,6 +158,22 @@ def test_compiled_it_is_the_same_with_all_gradients(attention, checkpointing):
         torch.testing.assert_close(a.grad, b.grad, atol=1e-6, rtol=1e-3)
 
 
+@pytest.mark.slow
+def test_a_compiled_step_of_heads_that_differ():
+    model = tiny("0,2: taylor(2)/sum; *: poly(0)+window(3)/sum").eval()
+    ids = tokens()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        memory = model(input_ids=ids[:, :-1], use_cache=True).past_key_values
+        step = torch.compile(
+            lambda token, memory: model(input_ids=token, past_key_values=memory).logits,
+            fullgraph=True,
+            backend="aot_eager",
+        )
+        after = step(ids[:, -1:], memory)
+    torch.testing.assert_close(after[:, 0], logits(model, ids)[:, -1], atol=1e-5, rtol=1e-4)
+
+
 def test_angles_are_made_once_for_all_layers(monkeypatch):
     made, make = [], Rotary.angles
     monkeypatch.setattr(Rotary, "angles", lambda self, *given: made.append(given) or make(self, *given))

@@ -56,7 +56,7 @@ def attend(
         if before is None:
             before = State.empty(spec, stream, inputs.q.shape[2], inputs.q.dtype)
         keeps_state = state is not None or return_state
-        rows, after = _rows_with_state(spec, stream, form, before, chunk, causal, keeps_state)
+        rows, after = _rows_with_state(spec, stream, form, before, chunk, causal, keeps_state, return_state)
     y, running = output_of(spec, rows, inputs, state, causal)
     if after is not None and return_state:
         after = dataclasses.replace(after, running=None if running is None else running[:, -1])
@@ -80,8 +80,9 @@ def _rows_with_state(
     chunk: int,
     causal: bool,
     keeps_state: bool,
+    return_state: bool,
 ) -> tuple[Rows, State]:
-    """Rows and the state after them, by the chunked or the recurrent form."""
+    """Rows and, if it is returned, the state after them, by the chunked or the recurrent form."""
     chunk = 1 if form is Form.RECURRENT else min(chunk, stream.q.shape[-2])
     exact = state.exact
     if exact is None:
@@ -89,7 +90,13 @@ def _rows_with_state(
             rows, _, moments = recurrent_rows(spec, stream, state.moments)
         else:
             rows, _, moments = chunked_rows(
-                spec, stream, state.moments, chunk, causal=causal, keeps_state=keeps_state
+                spec,
+                stream,
+                state.moments,
+                chunk,
+                causal=causal,
+                keeps_state=keeps_state,
+                needs_moments=return_state,
             )
     elif form is Form.RECURRENT:
         parts, moments, count = [], state.moments, state.count
@@ -104,8 +111,9 @@ def _rows_with_state(
     else:
         in_pieces = spec.window is not None and spec.window.kept > 0
         tail = partial(chunked_rows, chunk=chunk, keeps_state=keeps_state or in_pieces)
+        last = partial(tail, needs_moments=return_state)
         rows, moments, exact = rows_of_window_and_tail(
-            spec, stream, state.count, state.moments, exact, tail, chunk
+            spec, stream, state.count, state.moments, exact, tail, chunk, last
         )
     log_decay = state.log_decay
     if log_decay is not None and stream.log_forget is not None:

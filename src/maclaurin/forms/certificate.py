@@ -32,12 +32,16 @@ class Certificate:
         """The largest error of the output, relative to max|v|."""
         return output_error(self.order, self.score_bound)
 
+    @property
+    def summary(self) -> str:
+        """What runs, without its error."""
+        return f"exp runs as its series up to order {self.order}, in float64"
+
     def __str__(self) -> str:
         return (
-            f"exp runs as its series up to order {self.order}, in float64: for |x| ≤ {self.score_bound:.3g} "
-            f"every weight is within a relative {weight_error(self.order, self.score_bound):.1e} of e^x, so "
-            f"over a row sum the output is within {self.error_bound:.1e}·max|v| "
-            f"(tolerance: {self.tolerance:.0e})"
+            f"{self.summary}: for |x| ≤ {self.score_bound:.3g} every weight is within a relative "
+            f"{weight_error(self.order, self.score_bound):.1e} of e^x, so over a row sum the output is "
+            f"within {self.error_bound:.1e}·max|v| (tolerance: {self.tolerance:.0e})"
         )
 
 

@@ -50,8 +50,12 @@ def chunked_rows(
     *,
     causal: bool = True,
     keeps_state: bool = True,
+    needs_moments: bool = True,
 ) -> tuple[Rows, RowStatistics | None, Tensor]:
     """(rows, row statistics, final moments) from the moments [B, K, F, E] before the first token.
+
+    If nobody needs the final moments, they lack the keys of the last chunk: those may be so large that their
+    features overflow, and zero gradients of infinite features are NaN.
 
     Without a state before or after, a common key is subtracted from all keys for kernels that depend on their
     row. It does not change their result, and smaller scores lose less precision in re-centring.
@@ -60,12 +64,12 @@ def chunked_rows(
         return _all_keys_rows(spec, stream, values_with_count(spec, stream), moments, chunk)
     head = (spec.window.size + spec.window.sinks if spec.window else 0) // chunk * chunk + chunk
     if spec.kernel.depends_on_row and not keeps_state and stream.k.shape[-2] > head:
-        return _centred_rows(spec, stream, moments, chunk, head)
-    return _spans(spec, stream, moments, chunk)
+        return _centred_rows(spec, stream, moments, chunk, head, needs_moments)
+    return _spans(spec, stream, moments, chunk, needs_moments)
 
 
 def _centred_rows(
-    spec: AttentionSpec, stream: Stream, moments: Tensor, chunk: int, head: int
+    spec: AttentionSpec, stream: Stream, moments: Tensor, chunk: int, head: int, needs_moments: bool
 ) -> tuple[Rows, RowStatistics | None, Tensor]:
     """The first `head` tokens unchanged; after them, the mean key of the head is subtracted from all keys.
 
@@ -73,13 +77,13 @@ def _centred_rows(
     precision.
     """
     first, rest = stream.tokens(0, head), stream.tokens(head, stream.k.shape[-2])
-    rows, statistics, _ = _spans(spec, first, moments, chunk)
+    rows, statistics, _ = _spans(spec, first, moments, chunk, needs_moments=False)
     columns = values_with_count(spec, first)
     seen = columns[..., -1:].detach()  # [B, K, head, 1]: the mass of each key
     offset = (first.k.detach() * seen).sum(-2, keepdim=True) / seen.sum(-2, keepdim=True).clamp(min=1)
     moments = symmetric_powers(first.k - offset, spec.orders).mT @ _decayed(columns, first.log_forget)
     later, later_statistics, moments = _spans(
-        spec, dataclasses.replace(rest, k=rest.k - offset), moments, chunk
+        spec, dataclasses.replace(rest, k=rest.k - offset), moments, chunk, needs_moments
     )
     assert statistics is not None
     assert later_statistics is not None
@@ -98,7 +102,7 @@ def _decayed(columns: Tensor, log_forget: Tensor | None) -> Tensor:
 
 
 def _spans(
-    spec: AttentionSpec, stream: Stream, moments: Tensor, chunk: int
+    spec: AttentionSpec, stream: Stream, moments: Tensor, chunk: int, needs_moments: bool
 ) -> tuple[Rows, RowStatistics | None, Tensor]:
     """Chunks in spans whose features fit in memory, one span after the other."""
     columns = values_with_count(spec, stream)
@@ -106,7 +110,7 @@ def _spans(
     tokens = stream.k.shape[-2]
     if torch.compiler.is_compiling():  # lengths are symbolic there, and a loop would fix the number of spans
         sums, statistics, moments = _span_sums(
-            spec, stream.q, stream.k, columns, stream.log_forget, moments, chunk, may_overflow
+            spec, stream.q, stream.k, columns, stream.log_forget, moments, chunk, may_overflow, needs_moments
         )
         return Rows(*split_count(spec, sums)), statistics, moments
     span = _span(spec, stream, chunk)
@@ -116,7 +120,8 @@ def _spans(
     for start in range(0, tokens, span):
         stop = min(start + span, tokens)
         part, values = stream.tokens(start, stop), columns[..., start:stop, :]
-        arguments = (spec, part.q, part.k, values, part.log_forget, moments, chunk, may_overflow)
+        continues = needs_moments or stop < tokens
+        arguments = (spec, part.q, part.k, values, part.log_forget, moments, chunk, may_overflow, continues)
         if again:
             y, row, moments = checkpoint(_span_sums, *arguments, use_reentrant=False)  # type: ignore[misc]
         else:
@@ -135,17 +140,21 @@ def _span_sums(
     moments: Tensor,
     chunk: int,
     may_overflow: bool,
+    continues: bool,
 ) -> tuple[Tensor, RowStatistics | None, Tensor]:
     """Σ_s w_ts [v_s, 1] for the queries of a span, row statistics, and the moments after it.
 
-    `may_overflow`: values have a mass that may be infinite.
+    `may_overflow`: values have a mass that may be infinite. `continues`: the moments after it are needed;
+    else they are those before its last chunk.
     """
     tokens, orders = k.shape[-2], spec.orders
     chunk = min(chunk, tokens)
     q, k, values = (in_chunks(u, chunk) for u in (q, k, values))  # [B, K, (G), C, L, …]
     total = None if log_forget is None else running_totals(in_chunks(log_forget[..., None], chunk)[..., 0])
-    states = _scan(symmetric_powers(k, orders), values, total, moments)
-    before, after = states[:, :, None, :-1], states[:, :, -1]
+    read = k.shape[2] if continues else k.shape[2] - 1  # chunks whose keys a later one reads, or the caller
+    decays = None if total is None else total[:, :, :read]
+    states = _scan(symmetric_powers(k[:, :, :read], orders), values[:, :, :read], decays, moments)
+    before, after = states[:, :, None, : k.shape[2]], states[:, :, -1]
 
     x = (q @ k[:, :, None].mT).tril()  # [B, K, G, C, L, L]; a later key may be infinite, and ∞·0 is not 0
     if total is None:
@@ -175,7 +184,7 @@ def _span_sums(
 
 
 def _scan(features: Tensor, values: Tensor, total: Tensor | None, initial: Tensor) -> Tensor:
-    """The states before each chunk and after the last, [B, K, C+1, F, E].
+    """The states before each of C chunks and after the last, [B, K, C+1, F, E].
 
     S_c = e^{P_c} S_0 + Σ_{c'<c} e^{P_c − P_{c'+1}} U_{c'},  P the decay up to the start of a chunk.
     """

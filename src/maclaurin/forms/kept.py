@@ -33,16 +33,22 @@ def rows_of_window_and_tail(
     exact: ExactKeys,
     tail_form: TailForm,
     chunk: int,
+    last_form: TailForm | None = None,
 ) -> tuple[Rows, Tensor, ExactKeys]:
-    """Rows, moments and exact keys after the stream's tokens; `count` [B] tokens came before them."""
+    """Rows, moments and exact keys after the stream's tokens; `count` [B] tokens came before them.
+
+    `last_form`: how to compute the tail of the last piece, if not like the others.
+    """
     assert spec.window is not None
+    last_form = tail_form if last_form is None else last_form
     if not spec.window.kept:
-        return window_rows(spec, stream, count, moments, exact, tail_form, chunk)
+        return window_rows(spec, stream, count, moments, exact, last_form, chunk)
     parts, tokens = [], stream.q.shape[-2]
     again = torch.is_grad_enabled() and tokens > chunk
     for start in range(0, tokens, chunk):
         piece = stream.tokens(start, min(start + chunk, tokens))
-        arguments = (spec, piece, count, moments, exact, tail_form)
+        form = tail_form if start + chunk < tokens else last_form
+        arguments = (spec, piece, count, moments, exact, form)
         if again:
             rows, moments, exact = checkpoint(_piece, *arguments, use_reentrant=False)
         else:

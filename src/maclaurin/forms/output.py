@@ -18,7 +18,7 @@ from maclaurin.errors import SpecError
 from maclaurin.forms.packing import Packing
 from maclaurin.forms.stream import Inputs, Rows, working_dtype
 from maclaurin.forms.tracing import is_tracing
-from maclaurin.spec import AttentionSpec
+from maclaurin.spec import AttentionSpec, Denominator
 from maclaurin.spec.gate import RowGate
 
 
@@ -46,7 +46,7 @@ class SeenByRows:
     @property
     def row_sum(self) -> Tensor:
         """Σ_s w_ts, [B, K, G, T]; 1 where it is 0, as for rows that see no key."""
-        total, scale = self.scaled_row_sum, self._log_scale
+        total, scale = self._row_sum, self._log_scale
         if scale is not None:  # in float64, where e^700 fits; beyond that NaN, since ∞ would give rows of 0
             total = total.double() * scale.double().exp()
             total = total.masked_fill(total.isinf(), torch.nan)
@@ -55,31 +55,48 @@ class SeenByRows:
     @property
     def log_row_sum(self) -> Tensor:
         """ln Σ_s w_ts, [B, K, G, T]."""
-        total, scale = self.scaled_row_sum, self._log_scale
+        total, scale = self._row_sum, self._log_scale
         log = total.masked_fill(total == 0, 1.0).log()
         return log if scale is None else torch.where(total == 0, log, log + scale)
 
     @property
     def scaled_row_sum(self) -> Tensor:
         """Σ_s w_ts in the units of the rows, [B, K, G, T]."""
-        denominator = self.spec.denominator
-        if denominator is None or not denominator.uses_row_sum:
-            raise SpecError(
-                f"{denominator} reads the row sum without declaring it: set uses_row_sum = True on the class "
-                f"{type(denominator).__qualname__}."
-            )
+        self._require("is_scaled = True", "the scaled row sum", self._denominator.is_scaled)
+        return self._row_sum
+
+    @property
+    def _row_sum(self) -> Tensor:
+        self._require("uses_row_sum = True", "the row sum", self._denominator.uses_row_sum)
         assert self.rows is not None
         assert self.rows.row_sum is not None
         return self.rows.row_sum
 
+    @property
+    def _denominator(self) -> Denominator:
+        assert self.spec.denominator is not None
+        return self.spec.denominator
+
+    def _require(self, declaration: str, what: str, is_declared: bool) -> None:
+        """Raise unless the denominator declares what it reads: the rest of the library goes by that."""
+        if not is_declared:
+            raise SpecError(
+                f"{self._denominator} reads {what} without declaring it: set {declaration} on the class "
+                f"{type(self._denominator).__qualname__}."
+            )
+
     def log_divisor(self) -> Tensor:
         """ln D [B, K, G, T] of the spec's denominator."""
-        denominator = self.spec.denominator
-        assert denominator is not None
+        denominator = self._denominator
         if not denominator.is_scaled:
             return denominator.log_divisor(self)
-        log, scale = denominator.divisor(self).log(), self._log_scale
+        log, scale = self.scaled_divisor().log(), self._log_scale
         return log if scale is None else log + scale
+
+    def scaled_divisor(self) -> Tensor:
+        """D·unit [B, K, G, T] of a scaled denominator; 1 where it is 0, as for rows that see no key."""
+        divisor = self._denominator.divisor(self)
+        return divisor.masked_fill(divisor == 0, 1.0)
 
     @property
     def _log_scale(self) -> Tensor | None:
@@ -88,14 +105,15 @@ class SeenByRows:
     @property
     def unit(self) -> Tensor | float:
         """e^(−log_scale): what 1 is in the units of the rows."""
+        self._require("is_scaled = True", "the unit of the row sum", self._denominator.is_scaled)
         scale = self._log_scale
         return 1.0 if scale is None else (-scale).exp()
 
     @property
     def argument(self) -> Tensor:
         """The denominator's own argument, [B, K, G, T] or [B, K, 1, T]."""
-        assert self.spec.denominator is not None
-        (argument,) = self.spec.denominator.arguments
+        self._require("argument = Argument(…)", "an argument", self._denominator.argument is not None)
+        (argument,) = self._denominator.arguments
         if argument.running:
             assert self.running is not None
             given = self.running
@@ -155,7 +173,7 @@ def divided(spec: AttentionSpec, rows: Rows, seen: SeenByRows) -> Tensor:
     denominator = spec.denominator
     seen = dataclasses.replace(seen, rows=rows)
     if denominator is not None and denominator.is_scaled:
-        return _quotient(rows.numerator, denominator.divisor(seen)[..., None])
+        return _quotient(rows.numerator, seen.scaled_divisor()[..., None])
     if denominator is not None and denominator.uses_row_sum and denominator in spec.cancelled_parts:
         denominator = None  # its value may overflow
     log_gain = None if spec.ignores_row_scale else rows.log_scale

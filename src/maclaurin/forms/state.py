@@ -88,11 +88,11 @@ class State:
 
     def signature(self) -> tuple[Any, ...]:
         """The properties that the choice of a program depends on."""
-        moments, running = self.moments, self.running
+        moments, running, exact = self.moments, self.running, self.exact
         heads = None if running is None else running.shape
-        exact = None if self.exact is None else (self.exact.recent_k.dtype, self.exact.recent_v.dtype)
+        dtypes = None if exact is None else (exact.recent_k.dtype, exact.recent_v.dtype)
         return (
-            self.spec, moments.shape, moments.dtype, moments.device, heads, exact, self.is_full,
+            self.spec, moments.shape, moments.dtype, moments.device, heads, dtypes, self.is_full,
             self.has_gradient,
         )  # fmt: skip
 

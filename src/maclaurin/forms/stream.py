@@ -160,22 +160,48 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def gated_values(spec: AttentionSpec, v: Tensor, gates: Mapping[str, Tensor]) -> Tensor:
-    """v [B, S, K, e] after the value gates, in its own dtype."""
+def gated_values(
+    spec: AttentionSpec, v: Tensor, gates: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> Tensor:
+    """v [B, S, K, e] after the value gates, computed in its own dtype and rounded to `dtype`, if given.
+
+    Products beyond the range of the dtype become large numbers: rows that do not see the key would get 0·∞.
+    """
     for gate in spec.value_gates:
         given = gates[gate.argument.name].to(v.dtype)
-        v = gate.on_values(v, given if given.dim() == 4 else given[..., None])
-    return v
+        v = _without_infinities(gate.on_values(v, given if given.dim() == 4 else given[..., None]))
+    return v if dtype is None or dtype == v.dtype else _without_infinities(v.to(dtype))
+
+
+#: what an overflow becomes; its products with gradients, and sums over keys, do not overflow
+_LARGE = 2.0**100
+
+
+def _without_infinities(u: Tensor) -> Tensor:
+    large = min(_LARGE, torch.finfo(u.dtype).max)
+    return u.nan_to_num(nan=torch.nan, posinf=large, neginf=-large)
 
 
 def log_decay(spec: AttentionSpec, inputs: Inputs) -> Tensor | None:
     """ln f [B, K, T] of all decay gates in the working dtype, 0 where a token is absent."""
-    if not spec.decay_gates:
+    total = unlimited_log_decay(spec, inputs)
+    return None if total is None else total.to(working_dtype(inputs.q.dtype)).clamp(min=_LOWEST_LOG_FORGET)
+
+
+def unlimited_log_decay(spec: AttentionSpec, inputs: Inputs) -> Tensor | None:
+    """The same for programs that convert it and limit it from below themselves.
+
+    The tensor of a single gate that takes ln f is left in its own dtype.
+    """
+    gates, dtype = spec.decay_gates, working_dtype(inputs.q.dtype)
+    if not gates:
         return None
-    dtype = working_dtype(inputs.q.dtype)
-    logs = [gate.log_decay(inputs.gates[gate.argument.name].to(dtype)) for gate in spec.decay_gates]
-    total = logs[0] if len(logs) == 1 else torch.stack(logs).sum(0)
-    total = total.transpose(1, 2).clamp(min=_LOWEST_LOG_FORGET)
+    if len(gates) == 1 and gates[0].takes_log:
+        total = inputs.gates[gates[0].argument.name]
+    else:
+        logs = [gate.log_decay(inputs.gates[gate.argument.name].to(dtype)) for gate in gates]
+        total = logs[0] if len(logs) == 1 else torch.stack(logs).sum(0)
+    total = total.transpose(1, 2)
     return total if inputs.present is None else torch.where(inputs.present[:, None], total, 0.0)
 
 

@@ -171,7 +171,7 @@ def _refuse_spec(call: Call) -> str | None:
         return "a norm over several heads depends on the sum that rows are divided by"
     if window is not None and not _sums_are_positive(call):
         return "beside a window the row sum must be positive"
-    if not spec.ignores_row_scale:
+    if not spec.rows_are_means:
         return "rows must be divided by their plain sum, or a norm must follow"
     return None if call.causal else "it supports only causal attention"
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from maclaurin.forms.tracing import is_tracing
+from maclaurin.spec.catalogue import LayerExtras
 from maclaurin.spec.head_groups import HeadGroup, LayerAttention
 
 
@@ -75,13 +76,17 @@ class HeadsOfPart(NamedTuple):
         return split_heads(self.layer.groups, tuple((n,) for n in range(len(self.groups))), size).parts
 
 
+#: a global object, since torch.compile cannot make one inside a graph
+_NO_EXTRAS = LayerExtras()
+
+
 @lru_cache(maxsize=1024)
 def _layer_of(groups: tuple[HeadGroup, ...]) -> LayerAttention:
     found, first = [], 0
     for group in groups:
         found.append(HeadGroup(tuple(range(first, first + len(group.heads))), group.spec))
         first += len(group.heads)
-    return LayerAttention(tuple(found))
+    return LayerAttention(tuple(found), _NO_EXTRAS)
 
 
 class HeadSplit(NamedTuple):

@@ -73,7 +73,7 @@ class StateStep(Program):
         spec, q = call.spec, call.inputs.q
         is_final = spec.norm is None and not spec.gates_before_norm
         dtype = q.dtype if is_final else torch.float32
-        return _Step(coefficient_table(spec) or (), *row_divisor(spec), spec.orders, dtype, is_final).run
+        return _Step(_known_table(spec), *row_divisor(spec), spec.orders, dtype, is_final).run
 
 
 class _Step(NamedTuple):
@@ -144,7 +144,7 @@ class WindowStep(Program):
 
     def prepared(self, call: Call) -> Run:
         spec = call.spec
-        return _StepBesideWindow(coefficient_table(spec) or (), row_divisor(spec)[1], spec.orders).run
+        return _StepBesideWindow(_known_table(spec), row_divisor(spec)[1], spec.orders).run
 
 
 class _StepBesideWindow(NamedTuple):
@@ -227,6 +227,13 @@ def _refuse_coefficients(spec: AttentionSpec) -> str | None:
     if spec.orders and coefficient_table(spec) is None:
         return f"it does not support the coefficients of {spec.kernel}"
     return None
+
+
+def _known_table(spec: AttentionSpec) -> Table:
+    """The coefficients of a spec that has not been refused for them."""
+    table = coefficient_table(spec)
+    assert table is not None
+    return table
 
 
 def _divides_itself(spec: AttentionSpec) -> bool:

@@ -257,8 +257,11 @@ def _attend(
     if known is None or known.copies:
         return _attend_checked(_Request(spec, inputs, state, options), key, known)
     cuts = options.cu_seqlens
-    packing = None if cuts is None else _checked_packing(cuts, options.max_seqlen, inputs.q)
-    y, after = known.run(_planned_call(spec, inputs, state, options, packing))
+    if options.key_padding_mask is not None:
+        y, after = _run_in_batches(_Request(spec, inputs, state, options))
+    else:
+        packing = None if cuts is None else _checked_packing(cuts, options.max_seqlen, inputs.q)
+        y, after = known.run(_planned_call(spec, inputs, state, options, packing))
     return y, _kept(after, inputs.k.shape[1]) if options.return_state else None
 
 
@@ -366,7 +369,7 @@ def _together(
     if known is not None:
         return known
     check_layer(layer, inputs, states)
-    if key is None or options.cu_seqlens is not None:
+    if key is None or options.cu_seqlens is not None or options.key_padding_mask is not None:
         return {}, _split(layer, inputs, ())
     plans = _find_together(layer, inputs, states, options, inputs.q.device)
     found = plans, _split(layer, inputs, plans)
@@ -464,9 +467,9 @@ def _key(spec: Hashable, inputs: Inputs, state: State | None, options: _Options)
     ones (2.0 and 2), or have no hash: they are checked every time.
     """
     return_state, _, causal, cuts, longest, mask, form, chunk_size, _, _, state_budget, unnamed = options
-    if mask is not None or is_tracing():
+    if is_tracing():
         return None
-    q, k, v, gates, _ = inputs
+    q, k, v, gates, present = inputs
     if type(form) is not str or (chunk_size is not None and type(chunk_size) is not int):
         return None
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
@@ -487,6 +490,11 @@ def _key(spec: Hashable, inputs: Inputs, state: State | None, options: _Options)
         if not isinstance(cuts, Tensor) or not (longest is None or type(longest) is int):
             return None
         key = (key, cuts.shape, cuts.dtype, cuts.device, longest)
+    for absence, given in (("mask", mask), ("present", present)):
+        if given is not None:
+            if not isinstance(given, Tensor):
+                return None
+            key = (key, absence, given.shape, given.dtype, given.device)
     return key if state is None else (*key, state.signature())
 
 
@@ -785,7 +793,7 @@ def _run_checked(
 ) -> tuple[Tensor, State | None]:
     """Output and state of a call that has been checked; its plan is cached under the key."""
     if not request.is_in_layout:
-        return _run_in_batches(request)
+        return _run_in_batches(request, key)
     call = request.call()
     found = find_plan(call) if known is None else known
     if key is not None:
@@ -796,11 +804,14 @@ def _run_checked(
 # ------------------------------------------------------------------------------- padding and packing
 
 
-def _run_in_batches(request: _Request) -> tuple[Tensor, State | None]:
-    """Output and state, computed in right-padded batches."""
+def _run_in_batches(request: _Request, key: Hashable | None = None) -> tuple[Tensor, State | None]:
+    """Output and state, computed in right-padded batches.
+
+    The plan of a call with a padding mask is cached under the key: such a call need not be checked again.
+    """
     inputs = request.inputs
     if inputs.q.shape[1] != inputs.k.shape[1]:
-        return _run_last_tokens(request)
+        return _run_last_tokens(request, key)
     batches = _batches(request)
     outputs, states = [], []
     for batch in batches:
@@ -808,20 +819,22 @@ def _run_in_batches(request: _Request) -> tuple[Tensor, State | None]:
         before = request.state
         if before is not None and batch.sequences is not None:
             before = before[batch.sequences]
-        y, after = _run(request, rows, before)
+        call = request.call()._replace(inputs=rows, state=before, packing=None)
+        found = _plan_of_rows(request, call, key)
+        y, after = found.run(call)
         outputs.append(y)
         states.append(after)
     y = put_back(batches, outputs, (inputs.q.shape[0], inputs.q.shape[1]))
     return y, _in_order(batches, states) if request.options.return_state else None
 
 
-def _run_last_tokens(request: _Request) -> tuple[Tensor, State | None]:
+def _run_last_tokens(request: _Request, key: Hashable | None) -> tuple[Tensor, State | None]:
     """Queries that are the last tokens, with padding anywhere among the keys."""
     inputs, mask = request.inputs, request.options.key_padding_mask
     assert mask is not None
     absent = ~mask[..., None, None]
     call = request.call()._replace(inputs=inputs._replace(present=mask), packing=None)
-    found = find_plan(call)
+    found = _plan_of_rows(request, call, key)
     if not found.program.skips_absent_keys:
         k, v = (u.masked_fill(absent, 0.0) for u in (inputs.k, inputs.v))
         call = call._replace(inputs=call.inputs._replace(k=k, v=v))
@@ -829,9 +842,18 @@ def _run_last_tokens(request: _Request) -> tuple[Tensor, State | None]:
     return y.masked_fill(absent[:, -y.shape[1] :], 0.0), after
 
 
-def _run(request: _Request, inputs: Inputs, state: State | None) -> tuple[Tensor, State | None]:
-    call = request.call()._replace(inputs=inputs, state=state, packing=None)
-    return find_plan(call).run(call)
+def _plan_of_rows(request: _Request, call: Call, key: Hashable | None) -> Plan:
+    """The plan of a call on padded rows, cached by their shape; under `key` too if that has a mask."""
+    options = request.options._replace(cu_seqlens=None, max_seqlen=None, key_padding_mask=None)
+    of_rows = _key(call.spec, call.inputs, call.state, options)
+    found = None if of_rows is None else remembered_plan(of_rows)
+    if found is None:
+        found = find_plan(call)
+        if of_rows is not None:
+            remember_plan(of_rows, found)
+    if key is not None and request.options.key_padding_mask is not None:
+        remember_plan(key, found)
+    return found
 
 
 def _masked_inputs(request: _Request) -> Inputs:
@@ -868,7 +890,7 @@ def _in_order(batches: list[Batch], states: list[State | None]) -> State:
 
 
 class _KnownSpecs:
-    """Specs by name, as attributes.
+    """Specs by name, and layers by name and number of heads, as attributes.
 
     torch.compile traces and guards an attribute of a global object one by one; a dict would be
     guarded as a whole, and each new spec would recompile every graph.
@@ -882,16 +904,19 @@ after_registration(lambda: vars(_known_specs).clear())
 
 
 @untraced
-def _parse_once(text: str) -> bool:
-    """Parse outside the traced graph."""
-    if not hasattr(_known_specs, _as_attribute(text)):
-        setattr(_known_specs, _as_attribute(text), resolve(text))
+def _parse_once(text: str, kv_heads: int | None) -> bool:
+    """Parse outside the traced graph: a spec, or with a number of heads a layer."""
+    name = _as_attribute(text, kv_heads)
+    if not hasattr(_known_specs, name):
+        found = resolve(text) if kv_heads is None else LayerAttention.read(text, kv_heads)
+        setattr(_known_specs, name, found)
     return True
 
 
-def _as_attribute(text: str) -> str:
-    """The text without full stops, which tracing does not accept in the name of an attribute."""
-    return text.replace(".", "\u2024")
+def _as_attribute(text: str, kv_heads: int | None) -> str:
+    """A name without full stops, which tracing does not accept in the name of an attribute."""
+    named = text if kv_heads is None else f"{text} for {kv_heads} heads"
+    return named.replace(".", "\u2024")
 
 
 def _resolved(spec: AttentionSpec | LayerAttention | str, k: Tensor) -> AttentionSpec | LayerAttention:
@@ -904,6 +929,8 @@ def _resolved(spec: AttentionSpec | LayerAttention | str, k: Tensor) -> Attentio
     if ":" in spec:
         if not isinstance(k, Tensor) or k.dim() != 4:
             raise InputError(f"k must be a tensor [batch, tokens, heads, size], got {type(k).__name__}.")
-        return LayerAttention.read(spec, k.shape[2])
-    _parse_once(spec)
-    return getattr(_known_specs, _as_attribute(spec))
+        kv_heads = int(k.shape[2])
+    else:
+        kv_heads = None
+    _parse_once(spec, kv_heads)
+    return getattr(_known_specs, _as_attribute(spec, kv_heads))

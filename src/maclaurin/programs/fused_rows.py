@@ -69,7 +69,7 @@ def operands(spec: AttentionSpec, inputs: Inputs) -> tuple[Tensor, Tensor, Tenso
     if feature_map is not None and not feature_map.is_identity:
         q, k = (spec.kernel.mapped(u.to(dtype)).to(u.dtype) for u in (q, k))
     if spec.value_gates:
-        v = gated_values(spec, v.to(dtype), inputs.gates).to(v.dtype)
+        v = gated_values(spec, v.to(dtype), inputs.gates, v.dtype)
     return gpu.dense(q), gpu.dense(k), gpu.dense(v)
 
 
@@ -101,12 +101,12 @@ def row_divisor(spec: AttentionSpec, before: Tensor | None = None) -> tuple[str,
     if fused is not None and fused.by == "sum":
         return "sum", fused.eps
     counted = fused is not None and before is None
-    return ("count" if counted or spec.ignores_row_scale else "one"), 0.0
+    return ("count" if counted or spec.norm_cancels_row_scale else "one"), 0.0
 
 
 def rows_are_divided(spec: AttentionSpec, before: Tensor | None = None) -> bool:
     """Whether a program's rows are already divided by the spec's whole denominator."""
-    if spec.denominator is None or spec.ignores_row_scale:
+    if spec.denominator is None or spec.norm_cancels_row_scale:
         return True
     return spec.denominator.fused is not None and row_divisor(spec, before)[0] != "one"
 

@@ -258,13 +258,13 @@ def _refuse_spec(spec: AttentionSpec) -> str | None:
     window = spec.window
     if window is None:
         return "it supports only windows"
-    if spec.kernel.orders:
+    if not spec.kernel.is_zero:
         return "it supports no tail beside the exact keys"
     if window.has_bias:
         return f"it does not compute the bias of {window}"
     if spec.decay_gates or spec.running_argument is not None:
         return "it does not support decay gates or a running sum"
-    if not spec.ignores_row_scale:
+    if not spec.rows_are_means:
         return f"it does not divide by {spec.denominator}"
     return None
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maclaurin.forms.attend import Form
 from maclaurin.forms.state import State
-from maclaurin.forms.stream import gated_values, log_decay, working_dtype
+from maclaurin.forms.stream import gated_values, log_decay, unlimited_log_decay, working_dtype
 from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs.custom_operator import operator, present
 from maclaurin.programs.fused_rows import (
@@ -30,7 +30,7 @@ from maclaurin.spec import AttentionSpec, Sign
 #: tokens per chunk in bf16; half of it in fp32 and fp16
 _CHUNK = 64
 #: tensors and other arguments of `first_order`
-_TENSORS, _OPTIONS = 7, 12
+_TENSORS, _OPTIONS = 7, 11
 #: an optional tensor
 _Given = Tensor | None
 
@@ -43,9 +43,11 @@ class LinearAttention(Program):
     form = Form.CHUNKED
 
     def cannot(self, call: Call) -> str | None:
-        spec = call.spec
+        spec, weight = call.spec, call.spec.kernel.fused
         if spec.kernel.feature_map is None or spec.orders != (1,):
             return "it supports only linear(φ)"
+        if weight is None or weight.function != "polynomial" or weight.about_mean:
+            return f"it does not support the coefficients of {spec.kernel}"
         return first_reason(
             lambda: "it does not support a window" if spec.window is not None else None,
             lambda: "single tokens have their own programs" if call.is_step else None,
@@ -96,6 +98,8 @@ def _state_after(call: Call, moments: Tensor | None) -> State:
 class _Rows(NamedTuple):
     """What a call needs from its spec and shapes."""
 
+    #: a in κ = a·x
+    coefficient: float
     #: None: φ is computed in plain torch
     feature_map: str | None
     #: the argument of the gate that the program multiplies values by
@@ -115,13 +119,15 @@ class _Rows(NamedTuple):
     @staticmethod
     def of(call: Call, chunk: int) -> _Rows:
         spec, (q, _, v, *_) = call.spec, call.inputs
-        feature_map = spec.kernel.feature_map
+        feature_map, weight = spec.kernel.feature_map, spec.kernel.fused
         assert feature_map is not None
+        assert weight is not None
         length = _length_inside(spec, v.shape[3])
         divisor, eps = ("one", 0.0) if length else row_divisor(spec)
         is_final = length > 0 or (spec.norm is None and not spec.gates_before_norm and rows_are_divided(spec))
         cancels = divisor == "sum" and feature_map.sign is Sign.INDEFINITE
         return _Rows(
+            weight.coefficients[1],
             feature_map.fused,
             _gate_inside(spec),
             divisor,
@@ -142,14 +148,15 @@ class _Rows(NamedTuple):
     def rows(self, call: Call) -> tuple[Tensor, Tensor | None]:
         """y [B, T, H, e] in the dtype of q, and the moments after the last token if a state is requested."""
         spec, inputs, state = call.spec, call.inputs, call.state
+        decay = unlimited_log_decay(spec, inputs)
         y, moments, *_ = first_order(
             *(inputs[:3] if self.as_given else self.operands(call)),
             None if self.gate is None else inputs.gates[self.gate],
-            _log_decay(spec, inputs.gates),
+            None if decay is None else decay.transpose(1, 2),
             state.count if state is not None and self.divisor == "count" else None,
             None if state is None else state.moments,
             self.feature_map or "identity",
-            call.scale,
+            self.coefficient * call.scale,
             self.divisor,
             self.eps,
             self.length,
@@ -158,7 +165,6 @@ class _Rows(NamedTuple):
             self.is_final,
             self.rests,
             self.chunk,
-            0,
             call.return_state,
         )
         if self.is_final:
@@ -173,7 +179,7 @@ class _Rows(NamedTuple):
         if self.feature_map is None:
             q, k = (spec.kernel.mapped(u.to(working_dtype(u.dtype))).to(u.dtype) for u in (q, k))
         if self.gate is None and spec.value_gates:
-            v = gated_values(spec, v.to(working_dtype(v.dtype)), gates).to(v.dtype)
+            v = gated_values(spec, v.to(working_dtype(v.dtype)), gates, v.dtype)
         return dense(q), dense(k), dense(v)
 
 
@@ -193,14 +199,6 @@ def _gate_inside(spec: AttentionSpec) -> str | None:
     if len(gates) != 1 or not gates[0].multiplies or gates[0].argument.per_channel:
         return None
     return gates[0].argument.name
-
-
-def _log_decay(spec: AttentionSpec, gates: Any) -> Tensor | None:
-    """ln f [B, T, K] of all decay gates; the program clamps it."""
-    if not spec.decay_gates:
-        return None
-    first, *others = (gate.log_decay(gates[gate.argument.name]) for gate in spec.decay_gates)
-    return sum(others, first)
 
 
 def _length_inside(spec: AttentionSpec, e: int) -> float:
@@ -233,7 +231,6 @@ def first_order(
     final: bool,
     rests: bool,
     chunk: int,
-    segments: int,
     return_state: bool,
 ) -> tuple[Tensor, _Given, _Given, _Given, _Given, _Given, _Given, _Given, _Given]:
     """y [B, T, H, e] (fp32 unless `final`) and the last state.
@@ -246,9 +243,7 @@ def first_order(
     """
     from maclaurin.programs.triton import linear_attention as program
 
-    call = program.Call(
-        feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk, segments
-    )
+    call = program.Call(feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk)
     y, stat, rest, after, states = program.forward(
         q, k, v, input_gate, log_forget, before, call, initial=initial, return_state=return_state
     )
@@ -280,14 +275,11 @@ def first_order_backward(
     final: bool,
     rests: bool,
     chunk: int,
-    segments: int,
 ) -> tuple[Tensor, Tensor, Tensor, _Given, _Given, _Given]:
     """dq, dk, dv, and the gradients of both gates and of the initial state, if the call has them."""
     from maclaurin.programs.triton import linear_attention as program
 
-    call = program.Call(
-        feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk, segments
-    )
+    call = program.Call(feature_map, scale, divisor, eps, length, centred, causal, final, rests, chunk)
     kept = present(stat), present(rest), program.States(*map(present, states))
     return program.backward(
         dy, q, k, v, input_gate, log_forget, before, y, *kept, call, d_state=d_state, started=started

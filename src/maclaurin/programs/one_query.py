@@ -46,7 +46,7 @@ def refuse_spec(spec: AttentionSpec) -> str | None:
         return "it supports only weights e^x"
     if spec.window is not None or spec.decay_gates:
         return "it does not support windows or decay gates"
-    if not spec.ignores_row_scale:
+    if not spec.rows_are_means:
         return f"it does not divide by {spec.denominator}"
     return None
 

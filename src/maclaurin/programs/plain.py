@@ -11,14 +11,7 @@ from maclaurin.forms.attend import Form, attend
 from maclaurin.forms.chunked import SPAN_BUDGET, chunk_size_for
 from maclaurin.forms.state import State
 from maclaurin.forms.tracing import without_autocast
-from maclaurin.programs.program import (
-    Call,
-    Cost,
-    Program,
-    dense_flops,
-    why_it_must_be_causal,
-    working_bytes,
-)
+from maclaurin.programs.program import Call, Cost, Program, dense_flops, working_bytes
 from maclaurin.spec import AttentionSpec
 
 #: queries per block of the blocked form
@@ -72,9 +65,6 @@ class PlainForm(Program):
 def _why_not(form: Form, call: Call) -> str | None:
     """Why this form cannot compute the call; None if it can."""
     spec = call.spec
-    needs_mask = None if call.causal else why_it_must_be_causal(spec)
-    if needs_mask is not None:
-        return needs_mask
     keeps = spec.window is not None and spec.window.kept > 0
     if keeps and form is Form.BLOCKED:
         return (
@@ -104,8 +94,10 @@ def _instead(call: Call) -> str:
     advice = [f"use form={' or '.join(forms)}"] if forms else []
     if call.is_aligned or not call.causal:
         return f": {advice[0]}" if advice else ""
-    advice.append("pass a state instead of old keys")
-    return f" (got {call.queries} queries and {call.keys} keys): {', or '.join(advice)}"
+    if call.spec.has_finite_state or call.spec.has_series:
+        advice.append("pass a state instead of old keys")
+    got = f" (got {call.queries} queries and {call.keys} keys)"
+    return f"{got}: {', or '.join(advice)}" if advice else got
 
 
 # ------------------------------------------------------------------------------------- their costs

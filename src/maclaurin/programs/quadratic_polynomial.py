@@ -14,7 +14,7 @@ from torch import Tensor
 
 from maclaurin.forms.attend import Form
 from maclaurin.forms.state import State
-from maclaurin.forms.stream import Inputs
+from maclaurin.forms.stream import unlimited_log_decay
 from maclaurin.forms.tracing import without_autocast
 from maclaurin.programs.custom_operator import operator, present
 from maclaurin.programs.fused_rows import (
@@ -85,7 +85,7 @@ class _Pairs(NamedTuple):
 
     def run(self, call: Call) -> tuple[Tensor, State | None]:
         spec, inputs = call.spec, call.inputs
-        decay = _log_decay(spec, inputs)
+        decay = unlimited_log_decay(spec, inputs)
         with without_autocast(call.device):
             q, k, v = inputs[:3] if self.as_given else operands(spec, inputs)
             y, *_ = polynomial_attention(
@@ -125,16 +125,6 @@ def _refuse_weights(spec: AttentionSpec) -> str | None:
     if len(weight.coefficients) - 1 > _HIGHEST_ORDER:
         return f"it supports orders up to {_HIGHEST_ORDER}"
     return "it does not support a window" if spec.window is not None else None
-
-
-def _log_decay(spec: AttentionSpec, inputs: Inputs) -> Tensor | None:
-    """ln f [B, K, T] of all decay gates, 0 where a token is absent; the program converts and limits it."""
-    if not spec.decay_gates:
-        return None
-    first, *others = (gate.log_decay(inputs.gates[gate.argument.name]) for gate in spec.decay_gates)
-    total = sum((u.float() for u in others), first.float()) if others else first
-    total = total.transpose(1, 2)
-    return total if inputs.present is None else torch.where(inputs.present[:, None], total, 0.0)
 
 
 # -------------------------------------------------------------------------------- the operators

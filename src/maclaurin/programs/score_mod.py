@@ -80,7 +80,7 @@ def _refuse_weights(spec: AttentionSpec) -> str | None:
     """Why the spec's weights are not just e^(score), modified or not; None if they are."""
     weight, window = spec.kernel.fused, spec.window
     if window is not None:
-        if spec.kernel.orders:
+        if not spec.kernel.is_zero:
             return "it supports no tail beside a window"
         return None if window.is_plain else f"it does not compute {window}"
     return None if weight is not None and weight.function == "exp" else "it supports only e^x"
@@ -121,7 +121,7 @@ class _Softmax(NamedTuple):
             None if window is None else window.size,
             0 if window is None else window.sinks,
             are_operands(spec, call.inputs),
-            spec.ignores_row_scale,
+            spec.rows_are_means,
             spec.denominator is not None and spec.denominator.uses_row_sum,
         )
 

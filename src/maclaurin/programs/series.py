@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import warnings
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +20,11 @@ from maclaurin.spec import AttentionSpec, SlidingWindow, Taylor
 
 
 class SeriesNotice(UserWarning):
-    """exp runs as a truncated series; the message gives its order and its error."""
+    """exp runs as a truncated series; `certificate`, and the message, give its order and its error."""
+
+    def __init__(self, message: str, certificate: Certificate | None = None) -> None:
+        self.certificate = certificate
+        super().__init__(message)
 
 
 def require_recurrent(spec: AttentionSpec) -> None:
@@ -73,19 +79,41 @@ def as_series(
             )
         bound = score_bound
     certificate = _certificate(spec, state, bound, tolerance)
+    series = _truncated(spec, certificate, inputs, sequences, state_budget)
+    if state is None:
+        notice = SeriesNotice(f"{spec}: {certificate}", certificate)
+        warnings.warn(notice, stacklevel=_frames_of_the_library())
+    return series, certificate, longest_key
+
+
+def _truncated(
+    spec: AttentionSpec, certificate: Certificate, inputs: Inputs, sequences: int, state_budget: int
+) -> AttentionSpec:
+    """The spec with the series of the certified order; raises if its state is larger than the budget."""
     kernel = spec.kernel.truncated(certificate.order)
     assert kernel is not None
     series = spec.with_kernel(kernel)
-    reason = (
+    context = (
         f"{spec} in recurrent form needs its series up to order {certificate.order} for "
         f"|x| ≤ {certificate.score_bound:.3g} at tolerance {certificate.tolerance:.0e}: "
     )
     check_state_budget(
-        series, inputs.map(Tensor.double), sequences, state_budget, reason, _alternatives(spec)
+        series, inputs.map(Tensor.double), sequences, state_budget, context, _alternatives(spec)
     )
-    if state is None:
-        warnings.warn(SeriesNotice(f"{spec}: {certificate}"), stacklevel=3)
-    return series, certificate, longest_key
+    return series
+
+
+def _frames_of_the_library() -> int:
+    """The `stacklevel` of a warning, for the function that calls this, that points outside of the library."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+#: packages whose frames are no place of a user's: the library, and torch, which may wrap its calls
+_INSIDE = ("maclaurin", "torch")
 
 
 def planned_series(
@@ -95,6 +123,8 @@ def planned_series(
     tolerance: float,
     score_bound: float | None,
     state: State | None,
+    sequences: int,
+    state_budget: int,
     **options: Any,
 ) -> tuple[AttentionSpec, Certificate]:
     """The series and its certificate without a notice; on the meta device from `score_bound` alone."""
@@ -107,13 +137,18 @@ def planned_series(
         known = state.certificate if state is not None else None
         bound = score_bound if score_bound is not None else known.score_bound if known is not None else 0.0
         certificate = _certificate(spec, state, bound, tolerance)
-        kernel = spec.kernel.truncated(certificate.order)
-        assert kernel is not None
-        return spec.with_kernel(kernel), certificate
+        return _truncated(spec, certificate, inputs, sequences, state_budget), certificate
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SeriesNotice)
         series, certificate, _ = as_series(
-            spec, inputs, tolerance=tolerance, score_bound=score_bound, state=state, **options
+            spec,
+            inputs,
+            tolerance=tolerance,
+            score_bound=score_bound,
+            state=state,
+            sequences=sequences,
+            state_budget=state_budget,
+            **options,
         )
     return series, certificate
 
@@ -138,10 +173,11 @@ def _certificate(spec: AttentionSpec, state: State | None, bound: float, toleran
     if state is None:
         certificate = certified_order(bound, tolerance)
         if certificate is None:
-            raise StateBudgetError(
-                f"{spec} in recurrent form: no order of its series is within {tolerance:.0e} for |x| up to "
-                f"{bound:.3g}, since its terms cancel by e^{2 * bound:.0f} in float64. {_alternatives(spec)}"
+            why = (
+                f"no order of its series is within {tolerance:.0e} for |x| up to {bound:.3g}, since its "
+                f"terms cancel by e^{2 * bound:.0f} in float64"
             )
+            raise StateBudgetError(f"{spec} in recurrent form: {why}. {_alternatives(spec)}", why)
         return certificate
     known = state.certificate
     if known is None:

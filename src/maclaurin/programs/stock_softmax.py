@@ -70,13 +70,13 @@ class StockSoftmax(Program):
             return "it does not support decay gates"
         if call.carries_state:
             return "it carries no state"
-        return None if spec.ignores_row_scale else _why_no_gain(call)
+        return None if spec.rows_are_means else _why_no_gain(call)
 
     def cost(self, call: Call) -> Cost:
         return Cost(dense_flops(call) / 2, 0.0, 5, 0.0)
 
     def prepared(self, call: Call) -> Run:
-        if not call.spec.ignores_row_scale:
+        if not call.spec.rows_are_means:
             return _Gained.of(call).run
         normed = _Normed.of(call)
         return _run_softmax if normed is None else normed.run

@@ -247,7 +247,7 @@ def check_state_budget(
     inputs: Inputs,
     sequences: int,
     budget: int,
-    reason: str = "",
+    context: str = "",
     hints: str = "Use a lower order, a smaller d, a window beside a lower order, the parallel form without a "
     "state, or pass a larger state_budget.",
 ) -> None:
@@ -256,10 +256,11 @@ def check_state_budget(
     working = working_dtype(inputs.q.dtype).itemsize
     needed = sequences * heads * spec.state_bytes(d, e, own=inputs.k.dtype.itemsize, working=working)
     if needed > budget:
-        raise StateBudgetError(
-            f"{reason}the state of {spec} at order {spec.highest_order}, d = {d}, e = {e} takes {needed:,} "
-            f"bytes for {sequences} sequences of {heads} heads, over the budget of {budget:,}. {hints}"
+        why = (
+            f"the state of {spec} at order {spec.highest_order}, d = {d}, e = {e} takes {needed:,} bytes for "
+            f"{sequences} sequences of {heads} heads, over the budget of {budget:,}"
         )
+        raise StateBudgetError(f"{context}{why}. {hints}", why)
 
 
 def as_number(name: str, given: Any) -> float:

@@ -164,6 +164,12 @@ class AttentionSpec:
         return row_sum or self.norm_cancels_row_scale
 
     @property
+    def rows_are_means(self) -> bool:
+        """Whether rows may be divided by their plain sum: that is the denominator, or a norm cancels it."""
+        divisor = None if self.denominator is None else self.denominator.fused
+        return divisor == FusedDivisor("sum") or self.norm_cancels_row_scale
+
+    @property
     def has_order_of_time(self) -> bool:
         """Whether it is defined only for causal attention: each query sees the keys up to its own."""
         return len(self.decay_gates) > 0 or self.window is not None

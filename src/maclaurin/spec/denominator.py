@@ -121,7 +121,10 @@ class Denominator(Part):
 
     @property
     def ignores_row_scale(self) -> bool:
-        """Whether a factor on a whole row of weights changes neither the answer nor any gradient."""
+        """Whether a factor on a whole row of weights changes neither the answer nor any gradient.
+
+        That holds for any multiple of the row sum; for the row sum itself, `fused` says so.
+        """
         return False
 
     @property
@@ -185,9 +188,7 @@ class RowSum(Denominator):
             total = total + seen.unit * self.eps
         if self.floor is not None:
             total = total.clamp(min=seen.unit * self.floor)  # type: ignore[arg-type]
-        if self.detach:
-            total = total.detach()
-        return total.masked_fill(total == 0, 1.0)  # the row sees no key
+        return total.detach() if self.detach else total
 
     def log_slope(self, seen: Seen) -> Tensor | None:
         if self.detach:

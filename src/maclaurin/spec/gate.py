@@ -90,6 +90,11 @@ class DecayGate(Gate):
         """ln f_t from the argument, of the same shape."""
         return gate
 
+    @property
+    def takes_log(self) -> bool:
+        """Whether its argument is ln f itself."""
+        return type(self).log_decay is DecayGate.log_decay
+
     def text(self, g: str) -> str:
         """f as text, given the symbol of the argument."""
         return g

@@ -167,6 +167,11 @@ class Kernel(Part):
         """The powers of the score that the state holds, ascending; empty without a finite state."""
         return ()
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether every weight is 0: beside a window there is then no tail."""
+        return self.has_finite_state and len(self.orders) == 0
+
     def coefficients(self, statistics: RowStatistics | None = None) -> Coefficients:
         """κ as Σ aₙ xⁿ: a₀ … a_N, where it has a finite state."""
         raise SpecError(f"{self} is not a polynomial in the score.")
@@ -260,6 +265,19 @@ _PROMISES = {
 class Polynomial(Kernel):
     """κ = Σ aₙ xⁿ. A subclass gives `series`; all forms follow."""
 
+    @classmethod
+    def check_class(cls) -> None:
+        """A class that changes what `series` gives also changes `fused`, from which programs take κ."""
+        super(Polynomial, cls).check_class()
+        fused = _depth(cls, "fused")
+        changed = [name for name in ("weight", "coefficients", "orders") if _depth(cls, name) < fused]
+        if changed:
+            raise SpecError(
+                f"the kernel {cls.__qualname__} defines {' and '.join(changed)}, but programs would compute "
+                "Σ aₙ xⁿ of its series. Define `fused` too (None: κ runs in plain torch), or subclass Kernel "
+                "if κ is not that polynomial."
+            )
+
     @property
     @abstractmethod
     def series(self) -> tuple[float, ...]:
@@ -289,6 +307,11 @@ class Polynomial(Kernel):
     @property
     def fused(self) -> FusedWeight | None:
         return FusedWeight("polynomial", self.series)
+
+
+def _depth(cls: type, name: str) -> int:
+    """How far up the bases of a class the attribute is defined."""
+    return next(i for i, base in enumerate(cls.__mro__) if name in vars(base))
 
 
 @register

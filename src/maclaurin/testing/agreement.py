@@ -86,15 +86,15 @@ def _compare(
         try:
             y = case.output(form=form, chunk_size=chunk_size, **options)
         except StateBudgetError as problem:
-            note = str(problem).partition(": ")[2].partition(". ")[0]
-            return Agreement(str(case.spec), form, None, None, tolerance, note)
+            return Agreement(str(case.spec), form, None, None, tolerance, problem.reason)
     largest = max(float(g.norm()) for g in expected.values())
     gradient_error = max(
         relative_error(gradient, expected[name], floor=max(largest / 100, 1e-30))
         for name, gradient in case.gradients((y * weights).sum()).items()
     )
     value_error = relative_error(y, reference, floor=1e-30)
-    note = str(notices[0].message).split(": for ")[0].split(": ")[-1] if notices else ""
+    certificates = [n.message.certificate for n in notices if isinstance(n.message, SeriesNotice)]
+    note = certificates[0].summary if certificates and certificates[0] is not None else ""
     return Agreement(str(case.spec), form, value_error, gradient_error, tolerance, note)
 
 

@@ -62,7 +62,8 @@ def dense_output(spec: AttentionSpec, tensors: Mapping[str, Tensor]) -> Tensor:
     weights = _weights(spec, scale * q @ k[:, :, None].mT, _decay(spec, gates, k))
     y = weights @ v[:, :, None]
     if spec.denominator is not None:
-        y = y / spec.denominator.divisor(_seen(spec, weights, gates))[..., None]
+        divisor = spec.denominator.divisor(_seen(spec, weights, gates))[..., None]
+        y = y / divisor.masked_fill(divisor == 0, 1.0)  # where both are zero, zero
     y = y.flatten(1, 2).transpose(1, 2)
     for part in spec.gates_before_norm:
         y = part.on_rows(y, _as_column(gates[part.argument.name]))

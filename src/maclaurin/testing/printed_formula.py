@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maclaurin.spec import AttentionSpec, DecayGate, Part
+from maclaurin.spec import AttentionSpec, Part
 from maclaurin.testing.dense_formula import PlainSeen
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -158,7 +158,7 @@ def _of_gates(spec: AttentionSpec, numbers: _Numbers) -> Iterator[_Case]:
         named = {"v": u, of_values.argument.symbol: gate}
         yield of_values, of_values.text("v"), named, of_values.on_values(u, gate)
     for decay in spec.decay_gates:
-        takes_logarithm = type(decay).log_decay is DecayGate.log_decay  # then the symbol stands for f itself
+        takes_logarithm = decay.takes_log  # then the symbol stands for f itself
         named = {decay.argument.symbol: gate.exp() if takes_logarithm else gate}
         yield decay, decay.text(decay.argument.symbol), named, decay.log_decay(gate).exp()
     for of_rows in (*spec.gates_before_norm, *spec.gates_after_norm):

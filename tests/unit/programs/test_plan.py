@@ -149,6 +149,37 @@ def test_a_plan_is_found_once_per_kind_of_call(monkeypatch):
     assert len(found) == 5
 
 
+@pytest.mark.parametrize("spec", ["taylor(2)/sum", "exp/sum", "poly(0)+window(3)/sum"])
+def test_a_plan_is_found_once_for_padded_and_packed_calls(spec, monkeypatch):
+    """Whatever the mask says; packed sequences are copied to rows, which have a plan for each shape."""
+    found, checked = [], []
+    monkeypatch.setattr(
+        "maclaurin.programs.dispatch.find_plan", lambda call: found.append(call) or find_plan(call)
+    )
+    forget_plans()
+    q, k, v = (torch.randn(2, 8, 2, 4) for _ in range(3))
+    packed = [u.flatten(0, 1)[None] for u in (q, k, v)]
+    cuts = torch.tensor([0, 3, 16])
+    masks = [torch.arange(8) < torch.tensor([[8], [n]]) for n in (5, 3, 7)]
+
+    def calls(mask):
+        maclaurin.attention(q, k, v, spec, key_padding_mask=mask)
+        maclaurin.attention(q[:, -2:], k, v, spec, key_padding_mask=mask)
+        maclaurin.attention(*packed, spec, cu_seqlens=cuts)
+
+    calls(masks[0])
+    number = len(found)
+    monkeypatch.setattr("maclaurin.programs.dispatch.check_tensors", lambda *_: checked.append(1))
+    for mask in masks:
+        calls(mask)
+    assert len(found) == number
+    assert len(checked) == len(masks), "the cuts of packed sequences are checked each time"
+    y = maclaurin.attention(q, k, v, spec, key_padding_mask=masks[1])
+    assert_same(y[1:, :3], maclaurin.attention(q[1:, :3], k[1:, :3], v[1:, :3], spec), "the second row")
+    with pytest.raises(InputError, match="key_padding_mask must be bool"):
+        maclaurin.attention(q, k, v, spec, key_padding_mask=masks[0].int())
+
+
 def test_what_a_program_prepares_is_kept_with_its_plan(monkeypatch):
     """Also for another scale, which no plan depends on."""
     forget_plans()
@@ -175,6 +206,21 @@ def test_a_remembered_plan_does_not_skip_checks():
         maclaurin.attention(q, q, q, "exp/sum", ouput_gate=q[..., 0])
     with pytest.raises(InputError, match="Did you mean return_state"):
         maclaurin.attention(q, q, q, "exp/sum", return_stat=True)
+
+
+def test_a_remembered_plan_does_not_skip_the_check_of_the_exact_keys():
+    """bf16 keys of a state, after a step on a state with fp32 keys and the same shapes."""
+
+    def tensors(tokens, dtype):
+        return [torch.randn(1, tokens, 2, 8, dtype=dtype) for _ in range(3)]
+
+    states = [
+        maclaurin.attention(*tensors(6, dtype), WINDOW, return_state=True)[1]
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+    maclaurin.attention(*tensors(1, torch.float32), WINDOW, state=states[0])
+    with pytest.raises(InputError, match="keeps keys in torch"):
+        maclaurin.attention(*tensors(1, torch.float32), WINDOW, state=states[1])
 
 
 @pytest.mark.parametrize(

@@ -337,7 +337,7 @@ def _rows(
         v = _tile(V + b * v_b + g * v_h, first, v_t, i, e, left, E)
         if GATED:
             gate = _column(GATE, b * g_b + g * g_h + first * g_t, g_t, i, left, GATED, 1.0)
-            v = v.to(tl.float32) * gate[:, None]
+            v = _gated(v, gate, OPERAND)
         w = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if DECAY:
             w *= tl.exp(tl.minimum((log[:, None] - log[None, :]).to(tl.float32), 0.0))
@@ -364,6 +364,15 @@ def _rows(
     tl.store(Y + at, rounded, mask=inside)
     if RESTS:
         tl.store(REST + at, (y - rounded.to(tl.float32)).to(REST.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gated(v, gate, OPERAND: tl.constexpr):
+    """v [C, e] times its gate. Overflows become large numbers: rows that do not see the key would get 0·∞."""
+    MOST: tl.constexpr = 3.3895313892515355e38 if tl.float16 != OPERAND else 65504.0
+    LARGE: tl.constexpr = 1.2676506002282294e30 if tl.float16 != OPERAND else 65504.0  # as in forms/stream.py
+    x = v.to(tl.float32) * gate[:, None]
+    return tl.where(x > MOST, LARGE, tl.where(x < -MOST, -LARGE, x)).to(OPERAND)
 
 
 @triton.jit
@@ -525,7 +534,7 @@ def _gradients(
     v_raw = _tile(V + b * v_b + g * v_h, first, v_t, i, e, left, E)
     k = _features(k_raw, i, d, left, D, PHI).to(OPERAND)
     gate = _column(GATE, b * g_b + g * g_h + first * g_t, g_t, i, left, GATED, 1.0)
-    v = (v_raw.to(tl.float32) * gate[:, None]).to(OPERAND) if GATED else v_raw.to(OPERAND)
+    v = _gated(v_raw, gate, OPERAND) if GATED else v_raw.to(OPERAND)
     # gradients of this chunk's keys and values from later chunks
     dk = tl.zeros((C, BD), tl.float32)
     dv = tl.zeros((C, BE), tl.float32)
@@ -648,7 +657,7 @@ class Call(NamedTuple):
     centred       whether the norm first subtracts the row's mean
     final         y in the dtype of q; else in fp32
     rests         keep the rounding error of y: under a norm, or where row sums of both signs can be small
-    chunk, segments   tokens per chunk (a power of two, at least 16) and segments per text; 0 for the default
+    chunk         tokens per chunk, a power of two and at least 16; 0 for the default
     """
 
     feature_map: str
@@ -661,7 +670,6 @@ class Call(NamedTuple):
     final: bool = True
     rests: bool = False
     chunk: int = 0
-    segments: int = 0
 
     @property
     def sums(self) -> bool:
@@ -959,7 +967,7 @@ class _Plan(NamedTuple):
             64 if q.dtype == torch.bfloat16 else 32
         )  # products in fp32 take more registers
         rows, chunks = batch * kv_heads, cdiv(tokens, chunk)
-        wanted = call.segments or max(1, min(WALKERS // rows, cdiv(chunks, LEAST_CHUNKS)))
+        wanted = max(1, min(WALKERS // rows, cdiv(chunks, LEAST_CHUNKS)))
         per_segment = cdiv(chunks, wanted)
         segments = cdiv(chunks, per_segment)
         text = (tokens, kv_heads, chunks, segments, per_segment)
