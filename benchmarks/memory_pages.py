@@ -9,12 +9,13 @@ benchmarks/results; docs/memory.md shows the tables.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from maclaurin.conversion.memory_page import MemoryPage, Point, bytes_figure, memories_of
+from maclaurin.conversion.memory_page import MemoryPage, Point, bytes_figure, html_of, memories_of
 from maclaurin.report.formatting import Column, Entry, Table, markdown, plain, share
 
 RESULTS = Path(__file__).parent / "results"
@@ -25,12 +26,14 @@ PRESSED, LIMITED = "after the prompt", "limited while reading"
 
 
 def write_report(folder: Path, results: Path = RESULTS) -> None:
-    """A page for each goal whose memory was chosen by measuring and one for kvpress; tables.md; figures."""
-    memory = json.loads((results / "memory.json").read_text())
-    presses = json.loads((results / "kvpress.json").read_text())
+    """One page for goals whose memory was chosen by measuring and for kvpress; tables.md; figures."""
+    memory, presses = (json.loads((results / name).read_text()) for name in ("memory.json", "kvpress.json"))
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    for name, page in {**pages_of_bench(memory), "kvpress": page_of_presses(presses)}.items():
-        (folder / f"{name}.html").write_text(page.html(), encoding="utf-8")
+    for name in ("memory.json", "kvpress.json"):
+        shutil.copyfile(results / name, folder / name)
+    pages = {**pages_of_bench(memory), "kvpress": page_of_presses(presses)}
+    (folder / "index.html").write_text(html_of(list(pages.values()), "Small memories"), encoding="utf-8")
+    for name, page in pages.items():
         (folder / "figures" / f"{name}.svg").write_text(bytes_figure(page).svg, encoding="utf-8")
     (folder / "tables.md").write_text(tables_md(memory, presses), encoding="utf-8")
 

@@ -175,6 +175,10 @@ def test_a_disagreement_is_found(monkeypatch, capsys):
         def coefficients(self, statistics=None):
             return (1.0, 1.0, 0.25)
 
+        @property
+        def fused(self):
+            return None
+
     with pytest.raises(typer.Exit) as stopped:
         check(["liar/l2"], tokens=8, key_size=2)
     assert stopped.value.exit_code == 1

@@ -448,6 +448,22 @@ def test_a_memory_is_judged_at_the_length_it_is_for(model):
     assert MemoryRequest(constant="1MB").calibration_tokens(model.config) == 2 * 4096
 
 
+def test_the_weight_of_recall_decides_between_plans(model, tokenizer, tmp_path):
+    """One plan predicts text better, the other answers better: measures in the file, so nothing is run."""
+    questions, rows = fact_questions(tokenizer, [50], 1), torch.zeros(1, 10, dtype=torch.long)
+    plans = [MemoryPlan(0, "exp/sum", (name,), (name,), 10) for name in ("reads", "recalls")]
+    known = {"reads": (1.01, -2.0), "recalls": (1.1, 1.0)}
+    own = " | ".join(str(layer) for layer in model.config.layer_attention())
+    measured = {own: (1.0, 1.0), **known}
+    file = MeasureFile(None, {}, {
+        f"plan on text [1, 10]: {name}": {"loss": loss, "answers": [[odds, odds > 0]] * len(questions)}
+        for name, (loss, odds) in measured.items()
+    })  # fmt: skip
+    best = {w: decide(model, plans, rows, questions, file, recall_weight=w).best for w in (0.0, 0.1)}
+    assert [best[w].plan.attention for w in (0.0, 0.1)] == [("reads",), ("recalls",)]
+    assert best[0.1].cost == pytest.approx(0.1)
+
+
 def test_a_large_budget_is_shared_by_damage_beyond_a_thousand_keys(model):
     """The ladder of sizes ends at the length of the text, not below what heads get."""
     memories = memories_to_try(4096)

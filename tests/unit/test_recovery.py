@@ -10,7 +10,7 @@ import torch
 
 from maclaurin.conversion.conversion_record import Recovery
 from maclaurin.conversion.recover import stages_of
-from maclaurin.errors import DataError, InputError
+from maclaurin.errors import DataError, InputError, MissingExtraError
 from maclaurin.models import MaclaurinConfig, MaclaurinForCausalLM, save_quietly, size_named
 from maclaurin.training.config import config_from
 from maclaurin.training.model import ADAPTED, with_adapters
@@ -110,7 +110,7 @@ def test_adapters_are_saved_as_peft_reads_them(tmp_path):
 def test_lora_without_peft_names_the_extra(tmp_path, monkeypatch):
     start = saved(tmp_path / "start", "exp/sum")
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(InputError, match=r"maclaurin\[lora\]"):
+    with pytest.raises(MissingExtraError, match=r"maclaurin\[lora\]"):
         train(config_from({**SETTINGS, "start": start, "lora": 2}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -109,7 +109,7 @@ def test_a_wrong_declaration_cannot_be_registered(family, body, words):
 
 
 def test_a_class_with_fields_must_be_a_dataclass():
-    with pytest.raises(SpecError, match="is no dataclass"):
+    with pytest.raises(SpecError, match="is not a dataclass"):
 
         @register
         class Mine(Norm):

@@ -47,6 +47,10 @@ def convert(
     final_questions: Annotated[
         int, typer.Option(min=1, help="Number of questions for choosing among the best three plans.")
     ] = 64,
+    recall_weight: Annotated[
+        float,
+        typer.Option(min=0, help="Weight of recall against perplexity: higher keeps more distant facts."),
+    ] = 0.1,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -152,6 +156,7 @@ def convert(
             distances=_token_counts("--probe", probe),
             questions=probe_questions,
             final_questions=final_questions,
+            recall_weight=recall_weight,
             dry_run=dry_run,
             attention=attention,
             layers=layers,
@@ -218,8 +223,8 @@ def _print_plans(chosen: ChosenMemory) -> None:
         table.add_row("reference", *_cells(found))
     console.print(table)
     console.print(
-        "cost: increase in loss per token + 0.1 × decrease in log-odds, ± standard error. "
-        "All plans answered the same first questions; the best three, more. Exact heads keep every key. "
+        f"cost: increase in loss per token + {chosen.recall_weight:g} × decrease in log-odds, "
+        "± standard error. All plans answered the same first questions; the best three, more. Exact heads keep every key. "
         "References are simple plans of the same bytes, only to compare with.",
         markup=False,
     )

@@ -6,7 +6,7 @@
 
 Plans differ in how much of the budget goes to the retrieval heads. The cost of each is measured:
 
-    cost = increase of the loss per token + RECALL_WEIGHT · drop of the log-odds of right answers
+    cost = increase of the loss per token + recall_weight · drop of the log-odds of right answers
 
 All plans answer a few questions, and the best of them many more: with 24 questions the standard error of the
 cost is as large as the differences between plans.
@@ -166,7 +166,7 @@ class Answered:
         """The same with the first answers only."""
         return Answered(self.loss, self.answers[:number])
 
-    def measured(self, plan: MemoryPlan, original: Answered) -> Measured:
+    def measured(self, plan: MemoryPlan, original: Answered, recall_weight: float) -> Measured:
         """A plan with these answers, compared with the original's answers to the same questions."""
         number = len(self.answers)
         same = original.first(number)
@@ -176,8 +176,8 @@ class Answered:
             self.loss,
             self.log_odds,
             self.recall,
-            self.loss - original.loss + RECALL_WEIGHT * max(0.0, fmean(drops)),
-            RECALL_WEIGHT * stdev(drops) / math.sqrt(number) if number > 1 else None,
+            self.loss - original.loss + recall_weight * max(0.0, fmean(drops)),
+            recall_weight * stdev(drops) / math.sqrt(number) if number > 1 else None,
             number,
         )
 
@@ -203,6 +203,7 @@ def decide(
     *,
     finalists: int = FINALISTS,
     references: Sequence[MemoryPlan] = (),
+    recall_weight: float = RECALL_WEIGHT,
 ) -> Decision:
     """Choose the cheapest plan on rows [B, T] and questions; what is in the file is not measured again.
 
@@ -227,14 +228,17 @@ def decide(
     # in the same two parts as the plans: texts of a batch are cut to the same length
     measure(own, some, len(some))
     original = measure(own, questions, len(questions) - len(some))
-    first = [measure(plan.attention, some, len(some)).measured(plan, original) for plan in plans]
-    first.sort(key=_by_cost)
-    final = [
-        measure(m.plan.attention, questions, len(questions) - len(some)).measured(m.plan, original)
-        for m in first[:finalists]
-    ]
-    final.sort(key=_by_cost)
-    compared = [measure(plan.attention, some, len(some)).measured(plan, original) for plan in others]
+
+    def by_some(plan: MemoryPlan) -> Measured:
+        return measure(plan.attention, some, len(some)).measured(plan, original, recall_weight)
+
+    def by_all(plan: MemoryPlan) -> Measured:
+        found = measure(plan.attention, questions, len(questions) - len(some))
+        return found.measured(plan, original, recall_weight)
+
+    first = sorted(map(by_some, plans), key=_by_cost)
+    final = sorted((by_all(found.plan) for found in first[:finalists]), key=_by_cost)
+    compared = list(map(by_some, others))
     return Decision(final[0], (*final, *first[finalists:]), original, tuple(compared))
 
 

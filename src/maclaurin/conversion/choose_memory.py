@@ -22,6 +22,7 @@ from maclaurin.conversion.allocate import (
     FINAL_QUESTIONS,
     FINALISTS,
     FIRST_QUESTIONS,
+    RECALL_WEIGHT,
     Decision,
     Measured,
     MemoryPlan,
@@ -82,6 +83,7 @@ class MemoryRequest:
                       sixteenth, a quarter and three quarters of `at`
     questions         that heads are measured by, at each distance
     final_questions   that the best plans are measured by, at all distances together
+    recall_weight     nats per token that a drop of 1 in the log-odds of right answers costs
     frontier          whether neighbouring budgets are measured too
     """
 
@@ -91,6 +93,7 @@ class MemoryRequest:
     distances: tuple[int, ...] = ()
     questions: int = 12
     final_questions: int = FINAL_QUESTIONS
+    recall_weight: float = RECALL_WEIGHT
     frontier: bool = False
 
     def length(self, config: MaclaurinConfig) -> int:
@@ -120,6 +123,7 @@ class ChosenMemory:
     budget: MemoryBudget
     heads: HeadMeasures
     decision: Decision
+    recall_weight: float
     frontier: tuple[tuple[MemoryBudget, Measured], ...] = ()
 
     def record(self) -> MemoryChoice:
@@ -138,6 +142,7 @@ class ChosenMemory:
                 original.loss, original.log_odds, original.recall, len(original.answers)
             ),
             measured=tuple(_recorded(found) for found in self.decision.measured),
+            recall_weight=self.recall_weight,
             heads={name: [[round(x, 4) for x in row] for row in u.tolist()] for name, u in named.items()},
             other_budgets=tuple(_recorded(found) for found in others),
             references=tuple(_recorded(found) for found in self.decision.references),
@@ -199,6 +204,7 @@ def choose_memory(
         rows,
         file,
         plan_questions=questions.of_plans,
+        recall_weight=request.recall_weight,
         neighbours=NEIGHBOURS if request.frontier else (),
         compare=True,
         progress=progress,
@@ -226,6 +232,7 @@ def choose_by(
     file: MeasureFile,
     *,
     plan_questions: Sequence[Question] | None = None,
+    recall_weight: float = RECALL_WEIGHT,
     neighbours: Sequence[float] = (),
     compare: bool = False,
     progress: bool = True,
@@ -247,13 +254,24 @@ def choose_by(
         plans = plans_for(config, limit, heads.ranking, damage, reaches_of(questions))
         title = f"measuring {len(plans)} plans for {limit.bytes:,} bytes"
         with report_progress(title, progress) as report:
-            return decide(model, plans, rows, asked, file, report, finalists=finalists, references=references)
+            return decide(
+                model,
+                plans,
+                rows,
+                asked,
+                file,
+                report,
+                finalists=finalists,
+                references=references,
+                recall_weight=recall_weight,
+            )
 
     references = reference_plans(config, budget, heads.score.tolist()) if compare else []
     decision = decided(budget, FINALISTS, references)
     others = _neighbours(config, budget, heads.ranking, neighbours)
     frontier = [(budget, decision.best), *((other, decided(other, 1).best) for other in others)]
-    return ChosenMemory(budget, heads, decision, tuple(sorted(frontier, key=lambda point: point[0].bytes)))
+    frontier.sort(key=lambda point: point[0].bytes)
+    return ChosenMemory(budget, heads, decision, recall_weight, tuple(frontier))
 
 
 def _neighbours(

@@ -217,6 +217,7 @@ class MemoryChoice:
     heads           numbers [layers][heads] by the name of the measure
     other_budgets   the best plans for fewer and for more bytes, if measured
     references      simple plans of the same bytes, to compare with
+    recall_weight   nats per token that a drop of 1 in the log-odds of right answers costs
     """
 
     budget: MemoryBudget
@@ -226,6 +227,7 @@ class MemoryChoice:
     heads: dict[str, list[list[float]]]
     other_budgets: tuple[MeasuredPlan, ...] = ()
     references: tuple[MeasuredPlan, ...] = ()
+    recall_weight: float = 0.1
 
 
 @final

@@ -11,7 +11,7 @@ from typing import Any, cast, final
 
 from torch import Tensor
 
-from maclaurin.conversion.allocate import FINAL_QUESTIONS
+from maclaurin.conversion.allocate import FINAL_QUESTIONS, RECALL_WEIGHT
 from maclaurin.conversion.choose_memory import ChosenMemory, MemoryRequest, choose_memory
 from maclaurin.conversion.conversion_record import (
     ConversionRecord,
@@ -112,6 +112,7 @@ def convert(
     distances: Sequence[int] = (),
     questions: int = 12,
     final_questions: int = FINAL_QUESTIONS,
+    recall_weight: float = RECALL_WEIGHT,
     dry_run: bool = False,
     attention: str | None = None,
     layers: str | Sequence[int] | None = None,
@@ -141,6 +142,8 @@ def convert(
                         a sixteenth, a quarter and three quarters of `at`
     questions           that heads are measured by, at each distance
     final_questions     that the best plans are measured by, at all distances together
+    recall_weight       nats per token that a drop of 1 in the log-odds of right answers costs: more for plans
+                        that recall more, less for a lower perplexity
     dry_run             only choose a memory, and show what half and double the bytes would give; measures
                         and a page are written next to `out` if it is given, for the conversion that follows
     attention           use this notation or catalogue name in all layers
@@ -160,7 +163,9 @@ def convert(
     _require_consistent(attention, layers, keep_sharp, sharp_attention)
     dry_run = dry_run or folder is None
     wanted = (
-        MemoryRequest(memory, constant, at, tuple(distances), questions, final_questions, frontier=dry_run)
+        MemoryRequest(
+            memory, constant, at, tuple(distances), questions, final_questions, recall_weight, dry_run
+        )
         if attention is None
         else AttentionRequest(
             attention, layers, None if keep_sharp is None else Path(keep_sharp), keep, sharp_attention

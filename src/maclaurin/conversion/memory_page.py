@@ -95,7 +95,11 @@ class MemoryPage:
 
     def html(self) -> str:
         """The whole page in one file."""
-        article = Article(
+        return html_of([self], self.title)
+
+    def article(self) -> Article:
+        """The page as a part of a longer one."""
+        return Article(
             kind="memory",
             title=self.title,
             question="What does a byte of memory buy?",
@@ -103,7 +107,12 @@ class MemoryPage:
             findings=self.findings,
             sections=tuple(_sections(self)),
         )
-        return render(self.title, [article], "", (self.source,))
+
+
+def html_of(pages: Sequence[MemoryPage], title: str) -> str:
+    """Several pages in one file."""
+    sources = tuple(dict.fromkeys(page.source for page in pages))
+    return render(title, [page.article() for page in pages], "", sources)
 
 
 def _sections(page: MemoryPage) -> Iterator[Section]:
