@@ -224,7 +224,8 @@ def _print_plans(chosen: ChosenMemory) -> None:
     console.print(table)
     console.print(
         f"cost: increase in loss per token + {chosen.recall_weight:g} × decrease in log-odds, "
-        "± standard error. All plans answered the same first questions; the best three, more. Exact heads keep every key. "
+        "± standard error. All plans answered the same first questions; the best three, more. "
+        "Exact heads keep every key. "
         "References are simple plans of the same bytes, only to compare with.",
         markup=False,
     )
