@@ -369,7 +369,7 @@ def _together(
     if known is not None:
         return known
     check_layer(layer, inputs, states)
-    if key is None or options.cu_seqlens is not None or options.key_padding_mask is not None:
+    if key is None or options.cu_seqlens is not None:
         return {}, _split(layer, inputs, ())
     plans = _find_together(layer, inputs, states, options, inputs.q.device)
     found = plans, _split(layer, inputs, plans)
@@ -381,16 +381,9 @@ def _key_of_layer(
     layer: LayerAttention, inputs: Inputs, states: Sequence[State] | None, options: _Options
 ) -> Hashable | None:
     """The cache key of a call for heads that differ; None: do not cache. Single steps never run together."""
-    mask = options.key_padding_mask
     if states is not None and isinstance(inputs.k, Tensor) and inputs.k.shape[1:2] == (1,):
         return None
-    key = _key(
-        layer.groups, inputs, None, options if mask is None else options._replace(key_padding_mask=None)
-    )
-    if key is not None and mask is not None:
-        if not isinstance(mask, Tensor):
-            return None
-        key = (key, mask.shape, mask.dtype, mask.device)
+    key = _key(layer.groups, inputs, None, options)
     if key is not None and states is not None:
         if not isinstance(states, list | tuple) or not all(isinstance(state, State) for state in states):
             return None
