@@ -28,6 +28,7 @@ MINUTES_IN_INTERPRETER = {
     "test_softmax_with_a_score_mod": 8,
     "test_chunks": 3,
     "test_heads_of_order_3": 1,
+    "test_every_query_reads_the_whole_text": 6,
     "test_later_tokens_do_not_change_earlier_rows": 6,
     "test_every_sequence_about_the_mean": 2,
     "test_every_sequence_is_as_if_alone": None,

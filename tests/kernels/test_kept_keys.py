@@ -479,7 +479,7 @@ def test_a_model_reads_a_prompt_with_groups_together(device, monkeypatch):
         num_attention_heads=8, num_key_value_heads=4,
     )  # fmt: skip
     model = MaclaurinForCausalLM(config).to(device).eval()
-    tokens = torch.randint(0, 31, (2, 40), device=device)
+    tokens = torch.randint(0, 31, (2, 24), device=device)
     found, calls, run_groups = {}, [], KeptKeys.run_groups
     monkeypatch.setattr(
         KeptKeys, "run_groups", lambda self, call: calls.append(len(call.groups)) or run_groups(self, call)

@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import warnings
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
@@ -32,6 +33,8 @@ from maclaurin.testing.tolerances import SERIES_TOLERANCE_OF_LAWS, assert_same, 
 
 #: features a state may have in a test
 MOST_FEATURES = 700
+
+_Test = TypeVar("_Test", bound=Callable[..., None])
 
 seeds = st.integers(0, 2**31 - 1)
 chunk_sizes = st.integers(1, 9)
@@ -66,15 +69,44 @@ law = settings(
 )
 
 
+def only_for(condition: Callable[[AttentionSpec], bool]) -> Callable[[_Test], _Test]:
+    """A law that other specs do not have: no test of it is made for them."""
+
+    def limited(test: _Test) -> _Test:
+        test.applies_to = condition  # type: ignore[attr-defined]
+        return test
+
+    return limited
+
+
+def _has_state(spec: AttentionSpec) -> bool:
+    return spec.has_finite_state
+
+
+def _carries(spec: AttentionSpec) -> bool:
+    """Whether it has a state, directly or through its series."""
+    return spec.has_finite_state or spec.has_series
+
+
+def _keeps_keys(spec: AttentionSpec) -> bool:
+    """Whether keys that leave the window may be kept, which the queries of a text decide together."""
+    return spec.window is not None and spec.window.kept > 0
+
+
+def _keeps_no_keys(spec: AttentionSpec) -> bool:
+    return not _keeps_keys(spec)
+
+
 class SpecLaws:
-    """Every test runs for every spec in `specs`, each a notation or a catalogue name."""
+    """Every law that applies to a spec is a test of it, for every notation or catalogue name in `specs`."""
 
     specs: ClassVar[list[str]] = []
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """One test per law and spec."""
         if "notation" in metafunc.fixturenames:
-            metafunc.parametrize("notation", type(self).specs)
+            applies = getattr(metafunc.function, "applies_to", lambda spec: True)
+            metafunc.parametrize("notation", [name for name in type(self).specs if applies(resolve(name))])
 
     # -------------------------------------------------------------------------------- the data
 
@@ -98,6 +130,7 @@ class SpecLaws:
 
     # ------------------------------------------------------------------------------- the kernel
 
+    @only_for(_has_state)
     @law
     @given(data=st.data(), seed=seeds)
     def test_kernel_is_an_inner_product_of_features(
@@ -105,8 +138,6 @@ class SpecLaws:
     ) -> None:
         """κ(q, k) = Σ_n a_n φ_n(q)·φ_n(k), the a_n computed from the row's moments if they depend on it."""
         spec = resolve(notation)
-        if not spec.has_finite_state:
-            pytest.skip("no finite recurrent form")
         shape = data.draw(shapes(spec))
         case = random_tensors(spec, shape, seed)
         q, k = case.tensors["q"][0, :, 0], case.tensors["k"][0, :, 0]
@@ -126,13 +157,12 @@ class SpecLaws:
 
     # ------------------------------------------------------------------------------ the formula
 
+    @only_for(_keeps_no_keys)  # the formula has no kept keys
     @law
     @given(data=st.data(), seed=seeds)
     def test_the_answer_is_that_of_the_formula(self, notation: str, data: st.DataObject, seed: int) -> None:
         """The dense formula in float64, from the methods of the parts alone: values and gradients."""
         spec = resolve(notation)
-        if _keeps_keys(spec):
-            pytest.skip("the formula has no kept keys")
         case = _case(spec, data, seed)
         expected = dense_output(spec, case.tensors)
         weights = torch.randn_like(expected)
@@ -195,7 +225,7 @@ class SpecLaws:
         case = _case(spec, data, seed)
         if _fits(spec, case):
             _same_results(case, case, {"form": "chunked", "chunk_size": chunk}, {"form": "parallel"})
-        if _carries(spec, case):
+        if _carries(spec):
             _same_results(case, case, {"form": "recurrent"}, {"form": "parallel"})
 
     @law
@@ -211,6 +241,7 @@ class SpecLaws:
             case, case, {"form": "chunked", "chunk_size": one}, {"form": "chunked", "chunk_size": other}
         )
 
+    @only_for(_carries)
     @law
     @given(data=st.data(), seed=seeds, chunk=chunk_sizes)
     def test_any_cut_with_the_state_handed_over(
@@ -219,8 +250,6 @@ class SpecLaws:
         """Piece by piece with the state = all at once, gradients through the state included."""
         spec = resolve(notation)
         case = _case(spec, data, seed)
-        if not _carries(spec, case):
-            pytest.skip("no finite recurrent form")
         whole = case.output(**_options(spec, form="parallel"))
         weights = torch.randn_like(whole)
         expected = case.gradients((whole * weights).sum())
@@ -235,13 +264,12 @@ class SpecLaws:
             assert_same(y, whole, f"{form} in pieces")
             assert_same_gradients(case.gradients((y * weights).sum()), expected, f"{form} in pieces, ")
 
+    @only_for(lambda spec: not spec.has_order_of_time)
     @law
     @given(data=st.data(), seed=seeds)
     def test_not_causal_reads_every_key(self, notation: str, data: st.DataObject, seed: int) -> None:
         """causal=False: linear time = parallel, and the order of the keys does not matter."""
         spec = resolve(notation)
-        if spec.has_order_of_time:
-            pytest.skip("defined only for causal attention")
         case = _case(spec, data, seed)
         options = {"causal": False, "form": "parallel"}
         if _fits(spec, case):
@@ -337,13 +365,12 @@ class SpecLaws:
             assert_same(case.map(lambda t: t[rows]).output(**options), y[rows], f"{form}: batch")
             assert_same(permuted.output(**options), y[:, :, groups], f"{form}: heads")
 
+    @only_for(_keeps_no_keys)  # the queries of a key-value head choose together which keys it keeps
     @law
     @given(data=st.data(), seed=seeds)
     def test_grouped_heads_are_repeated_heads(self, notation: str, data: st.DataObject, seed: int) -> None:
         """Fewer key-value heads = each of them repeated for its queries."""
         spec = resolve(notation)
-        if _keeps_keys(spec):
-            pytest.skip("the queries of a key-value head choose together which keys it keeps")
         shape = data.draw(shapes(spec))
         case = random_tensors(spec, shape, seed)
         shared = [n for n in case.tensors if n not in _of(spec, "heads", "query")]
@@ -415,14 +442,13 @@ class SpecLaws:
 
     # -------------------------------------------------------------------------------- the state
 
+    @only_for(_has_state)
     @law
     @given(data=st.data(), seed=seeds)
     def test_states_merge_and_roll_back(self, notation: str, data: st.DataObject, seed: int) -> None:
         """state(ab) = state(a).merge(state(b)); dropping b again gives state(a)."""
         spec = resolve(notation)
         case = random_tensors(spec, data.draw(shapes(spec, shortest=3)), seed)
-        if not spec.has_finite_state or not _fits(spec, case):
-            pytest.skip("no finite recurrent form")
         cut = data.draw(st.integers(1, case.length - 2))
         a, b, rest = case.tokens(0, cut), case.tokens(cut, case.length - 1), case.tokens(-1, case.length)
         first, second, both = a.state(), b.state(), case.tokens(0, case.length - 1).state()
@@ -441,6 +467,7 @@ class SpecLaws:
 
     # ------------------------------------------------------------------------------ independence
 
+    @only_for(lambda spec: spec.denominator is None or spec.denominator.has_gradient)
     @settings(law, max_examples=2)
     @given(data=st.data(), seed=seeds)
     def test_gradients_are_those_of_finite_differences(
@@ -448,8 +475,6 @@ class SpecLaws:
     ) -> None:
         """Autograd against finite differences, for every argument."""
         spec = resolve(notation)
-        if spec.denominator is not None and not spec.denominator.has_gradient:
-            pytest.skip("a detached denominator has other gradients on purpose")
         shape = data.draw(shapes(spec, longest=4))
         case = random_tensors(spec, shape, seed).with_gradients()
         names = list(case.tensors)
@@ -483,16 +508,6 @@ def _fields(shape: Any) -> dict[str, int]:
 
 def _fits(spec: AttentionSpec, case: TensorCase) -> bool:
     return not spec.has_finite_state or spec.features(case.tensors["k"].shape[-1]) <= MOST_FEATURES
-
-
-def _carries(spec: AttentionSpec, case: TensorCase) -> bool:
-    """Whether it has a state, directly or through its series."""
-    return (spec.has_finite_state or spec.has_series) and _fits(spec, case)
-
-
-def _keeps_keys(spec: AttentionSpec) -> bool:
-    """Whether keys that leave the window may be kept, which the queries of a text decide together."""
-    return spec.window is not None and spec.window.kept > 0
 
 
 def _score_bound(case: TensorCase) -> float:
