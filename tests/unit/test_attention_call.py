@@ -493,7 +493,7 @@ def test_heads_that_differ_compile_without_graph_breaks():
     "notation", ["taylor(2)/len", "taylor(2,about=mean)/sum", "taylor(2,about=mean)+window(2,sinks=1)/sum"]
 )
 def test_keys_whose_features_overflow_leave_gradients_finite(notation):
-    """In the last chunk, whose state nobody reads; all rows are finite."""
+    """In the last chunk, whose state is not read; all rows are finite."""
     case = random_tensors(
         parse(notation), Shape(batch=1, tokens=20, kv_heads=1, group=2, d=2, e=3), 3, torch.float32
     )
