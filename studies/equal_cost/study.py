@@ -7,7 +7,7 @@ is a window of 289 tokens, and order 1 has a window of 273 beside its state.
 
 import dataclasses
 
-from shared_settings import PICO_TEXT, SHORT_SEARCH
+from shared_settings import PICO_TEXT, SEARCH_OF_BOTH
 
 from maclaurin.study import Behind, Experiment, Study, cells_of
 
@@ -28,7 +28,7 @@ bytes_ = Experiment(
     ),
     seeds=(0, 1, 2, 3, 4),
     baseline="order 2",
-    tune=SHORT_SEARCH,
+    tune=SEARCH_OF_BOTH,
     equal="state",
 )
 flops = dataclasses.replace(
@@ -53,7 +53,7 @@ study = Study(
     question=(
         "Which attention is best for a given memory of the past, and which for a given number of operations?"
     ),
-    budget="about 30 minutes on 2 CPU cores with the search for learning rates (estimated)",
+    budget="about 70 minutes on 2 CPU cores with the search for learning rates (estimated)",
     experiments=(bytes_, flops),
     claims=(
         Behind(
