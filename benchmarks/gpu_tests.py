@@ -2,9 +2,11 @@
 
     python benchmarks/gpu_tests.py [--minutes 8]        (or: make gpu-test)
     python benchmarks/gpu_tests.py --again
+    python benchmarks/gpu_tests.py --since tests/kernels/test_kept_keys.py
 
 With --minutes, pytest is interrupted after that time; the tests that have run are recorded, and that it was
-stopped. The second command repeats the tests that failed last time and records that next to the first result.
+stopped. The second command repeats the tests that failed last time and records that next to the first result. The
+third runs some tests, those of code that has changed, and adds the result to the list `since`.
 Other options are passed to pytest. Results go to benchmarks/results/gpu_tests.json.
 """
 
@@ -37,9 +39,14 @@ FOLDERS = [
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--since", nargs="+", metavar="TEST")
     parser.add_argument("--minutes", type=float)
     given, options = parser.parse_known_args()
-    if not given.again:
+    if given.since:
+        known = json.loads(RESULTS.read_text())
+        code, found = run(given.since, options, given.minutes)
+        known.setdefault("since", []).append({"tests_of": given.since, **found})
+    elif not given.again:
         code, found = run(FOLDERS, options, given.minutes)
         known = {"folders": FOLDERS, **found}
     else:

@@ -141,6 +141,8 @@ def test_its_state_is_that_of_the_plain_form(notation, device, poisoned):
         torch.testing.assert_close(found.tensors()[name], tensor, rtol=1e-4, atol=1e-5)
 
 
+#: how close outputs must be, by dtype
+NEAR = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 EXACT = ["9,sinks=3,kept=12", "70,sinks=2,kept=40", "9,sinks=3", "20,kept=5", "4,sinks=1,kept=60"]
 
 
@@ -154,7 +156,7 @@ def assert_same_state(found, expected, near=1e-5):
 
 @torch.no_grad()
 @pytest.mark.parametrize("exact", EXACT)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", NEAR)
 def test_states_of_padded_rows_are_those_of_each_row_alone(exact, dtype, device, poisoned):
     """Texts that are shorter than sinks, window and slots too; padding on either side, or none at all."""
     spec = parse(f"poly(0)+window({exact})/sum")
@@ -176,7 +178,7 @@ def test_states_of_padded_rows_are_those_of_each_row_alone(exact, dtype, device,
             assert not any(getattr(empty, f"{name}_k").any() for name in ("recent", "sink"))
             continue
         own = [u[row, mask[row]][None] for u in (q, k, v)]
-        near = 1e-5 if dtype is torch.float32 else 2e-3
+        near = NEAR[dtype]
         expected, alone = attention(*own, spec, return_state=True)
         torch.testing.assert_close(y[row, mask[row]][None], expected, rtol=near, atol=near)
         assert_same_state(state[row], alone)
@@ -229,7 +231,7 @@ def test_a_piece_after_many_exact_keys(device, poisoned, settings):
 
 @torch.no_grad()
 @pytest.mark.parametrize("exact", EXACT)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", NEAR)
 def test_padded_pieces_continue_from_texts_of_different_lengths(exact, dtype, device, poisoned):
     """Rows differ in how much of their windows and slots is filled, and in how many tokens follow."""
     spec = parse(f"poly(0)+window({exact})/sum*out")
@@ -245,7 +247,7 @@ def test_padded_pieces_continue_from_texts_of_different_lengths(exact, dtype, de
     y, found = piece(**call)
     assert found.count.tolist() == [a + b for a, b in zip(before, after, strict=True)]
     expected, plain = piece(**call, form="recurrent")
-    near = 1e-4 if dtype is torch.float32 else 2e-3
+    near = NEAR[dtype]
     torch.testing.assert_close(y, expected, rtol=near, atol=near)
     assert_same_state(found, plain, 1e-4)
 
