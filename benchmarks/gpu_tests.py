@@ -5,8 +5,8 @@
     python benchmarks/gpu_tests.py --since tests/kernels/test_kept_keys.py
 
 With --minutes, pytest is interrupted after that time; the tests that have run are recorded, and that it was
-stopped. The second command repeats the tests that failed last time and records that next to the first result. The
-third runs some tests, those of code that has changed, and adds the result to the list `since`.
+stopped. The second command repeats the tests that failed last time and records that next to the first result.
+The third runs some tests, those of code that has changed, and adds the result to the list `since`.
 Other options are passed to pytest. Results go to benchmarks/results/gpu_tests.json.
 """
 

@@ -31,12 +31,14 @@ def model_of(attention, dtype=torch.float32):
         "poly(0)+window(4,sinks=2,kept=6)/sum",
         "0: poly(0)+window(20,sinks=1)/sum; 1: poly(0)+window(4,sinks=2,kept=6)/sum",
         "exp/sum",
+        "0: exp/sum; 1: poly(0)+window(4,sinks=2,kept=6)/sum",
         "0: exp/l2; 1: poly(0)+window(4,sinks=2,kept=6)/sum",
     ],
 )
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)])
 @torch.no_grad()
-def test_replayed_steps_are_steps(attention):
-    model = model_of(attention)
+def test_replayed_steps_are_steps(attention, dtype, near):
+    model = model_of(attention, dtype)
     ids = torch.randint(1, 97, (2, 40), device="cuda")
     plain, recorded = MaclaurinCache(model.config), MaclaurinCache(model.config)
     for cache in (plain, recorded):
@@ -44,9 +46,10 @@ def test_replayed_steps_are_steps(attention):
     step = RecordedStep(model, recorded)
     for t in range(12, 40):
         expected = model(input_ids=ids[:, t : t + 1], past_key_values=plain).logits[:, -1]
-        assert torch.allclose(step(ids[:, t : t + 1]), expected, atol=1e-4, rtol=1e-4), t
-    for name, tensor in plain.tensors().items():
-        assert torch.allclose(recorded.tensors()[name], tensor, atol=1e-4, rtol=1e-4), name
+        assert torch.allclose(step(ids[:, t : t + 1]), expected, atol=near, rtol=near), t
+    if dtype is torch.float32:  # in bf16 rounding may decide which keys are kept
+        for name, tensor in plain.tensors().items():
+            assert torch.allclose(recorded.tensors()[name], tensor, atol=near, rtol=near), name
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,8 @@ def test_replayed_steps_are_steps(attention):
     ["taylor(2,about=mean)+window(8,sinks=1)/sum", "0: exp/sum; 1: poly(0)+window(4,sinks=2,kept=6)/sum"],
 )
 def test_a_text_by_replay_is_the_text(attention):
-    model = model_of(attention, torch.bfloat16)
+    """In fp32: a larger memory is read in other pieces, and in bf16 the best two tokens can be equal."""
+    model = model_of(attention)
     texts = []
     for recording in (True, False):
         text = Generation(model, sampling=Sampling(temperature=0), recording=recording)
