@@ -83,15 +83,15 @@ class Preparation:
         keys = [(case, key) for case in cases if case.kind != "step" for key in (OWN_NAME, *case.peers)]
         jobs = [_Job(case, key, setting) for case, key in keys if key not in without]
         jobs.sort(key=lambda job: job.key not in _SLOW)
-        open_jobs = {(job.case.name, job.key) for job in jobs}
         seconds: dict[tuple[str, str], float] = {}
-        problems = 0
-        pool = multiprocessing.get_context("spawn").Pool(max(1, min(self.processes, len(jobs))), _begin)
+        finished: set[tuple[str, str]] = set()
+        problems, processes = 0, max(1, min(self.processes, len(jobs)))
+        pool = multiprocessing.get_context("spawn").Pool(processes, _begin)
         try:
             results = pool.imap_unordered(_call_once, jobs)
             for _ in jobs:
                 done = results.next(max(0.0, self.seconds - (time.perf_counter() - begun)))
-                open_jobs.discard((done.case, done.key))
+                finished.add((done.case, done.key))
                 problems += bool(done.problem)
                 if done.seconds is not None:
                     seconds[done.case, done.key] = done.seconds
@@ -100,8 +100,16 @@ class Preparation:
         finally:
             pool.terminate()
             pool.join()
-        late = dict.fromkeys(open_jobs, f"no first answer within {self.seconds:g} s")
-        return Prepared(seconds, late, problems, time.perf_counter() - begun)
+        late = late_calls([(job.case.name, job.key) for job in jobs], finished, processes)
+        why = f"no first answer within {self.seconds:g} s"
+        return Prepared(seconds, dict.fromkeys(late, why), problems, time.perf_counter() - begun)
+
+
+def late_calls(
+    calls: Sequence[tuple[str, str]], finished: Collection[tuple[str, str]], processes: int
+) -> list[tuple[str, str]]:
+    """Calls that began and did not end. They begin in order, one in each process; those after them are not slow."""
+    return [call for call in calls[: len(finished) + processes] if call not in finished]
 
 
 def _begin() -> None:

@@ -8,7 +8,7 @@ from tests.unit.bench.tiny import SETTING, record_of, tiny_case
 from maclaurin.bench.bench_record import Figures, read_bench
 from maclaurin.bench.bench_run import BenchRun
 from maclaurin.bench.measure_case import OWN_NAME
-from maclaurin.bench.preparation import Preparation, Prepared
+from maclaurin.bench.preparation import Preparation, Prepared, late_calls
 from maclaurin.bench.targets import FirstCall, Measured
 
 
@@ -26,14 +26,24 @@ def test_every_case_and_peer_is_called_once_in_other_processes(tmp_path):
     assert (found.peers["parallel"].note, found.peers["parallel"].forward_ms) == ("left out", None)
 
 
-def test_what_is_not_ready_in_time_is_left_out(tmp_path):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_peer_that_began_and_did_not_answer_is_left_out(processes, tmp_path):
+    """With one process its first call has not begun when the time is up: nobody knows whether it is slow."""
     case = tiny_case(peers=("sdpa",))
     out = tmp_path / "bench.json"
-    BenchRun([case], SETTING, out, resume=False, preparation=Preparation(1, 0.0)).run(None)
+    BenchRun([case], SETTING, out, resume=False, preparation=Preparation(processes, 0.0)).run(None)
     (found,) = read_bench(out).cases
     assert found.status == "measured"
     assert not found.own.first_call_shared
-    assert found.peers["sdpa"].note == "no first answer within 0 s"
+    assert (found.peers["sdpa"].forward_ms is None) == (processes == 2)
+    assert found.peers["sdpa"].note == ("" if processes == 1 else "no first answer within 0 s")
+
+
+def test_calls_begin_in_order():
+    calls = [("a", "own"), ("a", "slow"), ("b", "own"), ("b", "slow"), ("c", "own")]
+    assert late_calls(calls, {("a", "own"), ("b", "own")}, 2) == [("a", "slow"), ("b", "slow")]
+    assert late_calls(calls, set(), 1) == [("a", "own")]
+    assert late_calls(calls, set(calls), 2) == []
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.4, (0.5, False)), (3.0, (3.0, True))])
