@@ -108,7 +108,7 @@ class Preparation:
 def late_calls(
     calls: Sequence[tuple[str, str]], finished: Collection[tuple[str, str]], processes: int
 ) -> list[tuple[str, str]]:
-    """Calls that began and did not end. They begin in order, one in each process; those after them are not slow."""
+    """Calls that began and did not end. They begin in order, one in each process, so later ones did not."""
     return [call for call in calls[: len(finished) + processes] if call not in finished]
 
 

@@ -62,8 +62,8 @@ class Tune:
 
     rates    the first grid, each rate twice the one before; extended while the best rate is at its edge
     factors  the first grid of factors of the rate for the output projections of attention (`output_lr`), such
-             as (0.25, 0.5, 1); searched at the best rate, then the rate again at the best factor. Empty: the
-             factor is not chosen
+             as (0.25, 0.5, 1); searched at the best rate, then both until every neighbour is worse. Empty:
+             the factor is not chosen
     metric   the number to choose by
     seeds    seeds of the tuning runs; the final runs have others
     confirm  further seeds for the two best settings, to decide between them by the mean

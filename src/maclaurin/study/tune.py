@@ -2,10 +2,12 @@
 
 The grid is in factors of two. While the best rate of a cell is at the edge of the rates tried, the next rate
 beyond that edge is tried too. If the study asks for it, the factor of the rate for the output projections of
-attention is then searched in the same way at the best rate, and then the neighbours of the rate at the best
-factor, until rate and factor have neighbours on both sides that are worse. The two best settings get further
-seeds, if the study asks for them. No final run shares a seed with a tuning run, and no tuning run uses the
-test data.
+attention is then searched in the same way at the best rate. Then neighbours of the best setting are tried
+until all are worse: another rate with the same factor, another factor with the same rate, and another rate
+with the same rate of the output projections (twice the rate, half the factor). Without the last the search
+would stop early: what limits the rate at a large factor is the output projections alone. The two best
+settings get further seeds, if the study asks for them. No final run shares a seed with a tuning run, and no
+tuning run uses the test data.
 """
 
 from __future__ import annotations
@@ -223,23 +225,30 @@ class Point(NamedTuple):
     rate: float
     factor: float = 1.0
 
-    def at(self, axis: str, value: float) -> Point:
-        """The point with this value on one axis."""
-        return self._replace(**{axis: _tidy(value)})
+    def moved(self, direction: Point, steps: int = 1) -> Point:
+        """Some steps away in this direction."""
+        return Point(_tidy(self.rate * direction.rate**steps), _tidy(self.factor * direction.factor**steps))
+
+
+#: directions of the search, one step each: the rate alone; the factor alone; the rate, with the rate of the
+#: output projections kept as it is
+RATE, FACTOR, TRADED = Point(2.0, 1.0), Point(1.0, 2.0), Point(2.0, 0.5)
+#: settings further away than this are not on the same line of the search
+_MOST_STEPS = 30
 
 
 @final
 class Search:
     """The search for one cell: settings tried, the best of them, settings to try next.
 
-    In the end every neighbour of the best rate was tried at the best factor, and every neighbour of the best
-    factor at the best rate, unless a limit was reached.
+    In the end both neighbours of the best setting in every direction were tried, unless a limit was reached.
     """
 
     def __init__(self, tune: Tune) -> None:
         self._tune = tune
         self._sign = -1.0 if metric_named(tune.metric).higher_is_better else 1.0
-        self._axes = ("rate", "factor") if tune.factors else ("rate",)
+        self._directions = (RATE, FACTOR, TRADED) if tune.factors else (RATE,)
+        self._most = 4 * tune.most if tune.factors else tune.most
         self.trials: dict[Point, list[Trial]] = {}
 
     def add(self, trial: Trial) -> None:
@@ -260,18 +269,18 @@ class Search:
 
     @property
     def is_on_edge(self) -> bool:
-        """Whether the best rate or factor is the largest or smallest tried with the other at its best."""
-        best = self.best
-        return any(getattr(best, axis) in _ends(self._line(best, axis)) for axis in self._axes)
+        """Whether the best setting is the first or the last that was tried in some direction."""
+        lines = [self._line(direction) for direction in self._directions]
+        return any(line[0] == 0 or line[-1] == 0 for line in lines)
 
     def next_trials(self) -> list[tuple[Point, int]]:
         """Settings and seeds still to try: the grid, missing neighbours of the best, the two best."""
         tune = self._tune
         if not self.trials:
             return [(Point(rate), seed) for rate in tune.rates for seed in tune.seeds]
-        begun_first = sorted(self._axes, key=lambda axis: len(self._line(self.best, axis)) < 2)
-        for axis in begun_first:
-            missing = self._missing(axis)
+        begun_first = sorted(self._directions, key=lambda direction: len(self._line(direction)) < 2)
+        for direction in begun_first:
+            missing = self._missing(direction)
             if missing:
                 return [(point, seed) for point in missing for seed in tune.seeds]
         two_best = sorted(sorted(self.trials), key=self.sort_value)[:2]
@@ -287,36 +296,27 @@ class Search:
             rate=best.rate, factor=factor, trials=trials, subject=subject, on_edge=self.is_on_edge
         )
 
-    def _line(self, point: Point, axis: str) -> list[float]:
-        """Values tried on one axis, with the other as in `point`."""
-        at = {other: getattr(point, other) for other in Point._fields if other != axis}
-        return sorted(
-            getattr(tried, axis)
-            for tried in self.trials
-            if all(getattr(tried, other) == value for other, value in at.items())
-        )
+    def _line(self, direction: Point) -> list[int]:
+        """How many steps from the best setting others were tried in this direction; 0 is the best itself."""
+        best = self.best
+        return [n for n in range(-_MOST_STEPS, _MOST_STEPS + 1) if best.moved(direction, n) in self.trials]
 
-    def _missing(self, axis: str) -> list[Point]:
-        """Settings on this axis to try next to the best: at first the grid of factors, then neighbours."""
-        best, most = self.best, self._tune.most
-        if len(self._line(best, axis)) >= most or len(self.trials) >= most * len(self._axes) ** 2:
+    def _missing(self, direction: Point) -> list[Point]:
+        """Settings to try next to the best in a direction: at first the grid of factors, then neighbours."""
+        best = self.best
+        if len(self._line(direction)) >= self._tune.most or len(self.trials) >= self._most:
             return []
-        if axis == "factor":
+        if direction != RATE:
             if math.isinf(self.sort_value(best)):
                 return []  # every rate diverged
             if all(point.factor == 1.0 for point in self.trials):
-                return [best.at(axis, value) for value in self._tune.factors if value != 1.0]
-        own = getattr(best, axis)
-        return [point for value in (own / 2, own * 2) if (point := best.at(axis, value)) not in self.trials]
-
-
-def _ends(values: list[float]) -> tuple[float, float]:
-    return min(values), max(values)
+                return [Point(best.rate, value) for value in self._tune.factors if value != 1.0]
+        return [point for step in (-1, 1) if (point := best.moved(direction, step)) not in self.trials]
 
 
 def _tidy(value: float) -> float:
     """Rounded, without binary floating-point noise."""
-    return significant(value, 6)
+    return significant(value, 9)
 
 
 def tune_study(

@@ -14,7 +14,17 @@ from maclaurin.study.design import TUNING_SEED
 from maclaurin.study.plan_runs import resolved, waiting
 from maclaurin.study.run_record import Trial
 from maclaurin.study.runner import prepare
-from maclaurin.study.tune import FILE, Search, TunedFile, known_rates, learning_rates, subject
+from maclaurin.study.tune import (
+    FACTOR,
+    FILE,
+    RATE,
+    TRADED,
+    Search,
+    TunedFile,
+    known_rates,
+    learning_rates,
+    subject,
+)
 
 RATES = Tune(rates=(1e-3, 2e-3, 4e-3))
 
@@ -112,18 +122,29 @@ def test_the_factor_is_searched_at_the_best_rate_and_then_the_rate_again():
     found = search(lambda rate, factor: bowl(rate, factor, 2e-3, 0.125), BOTH)
     assert found.best == (2e-3, 0.125)
     assert rates_tried(found) == [1e-3, 2e-3, 4e-3]
-    assert rates_tried(found, 0.25) == [2e-3]
+    assert rates_tried(found, 0.25) == [1e-3, 2e-3]
     assert rates_tried(found, 0.125) == [1e-3, 2e-3, 4e-3]
-    assert rates_tried(found, 0.0625) == [2e-3]
+    assert rates_tried(found, 0.0625) == [2e-3, 4e-3]
     assert (found.tuning("s").rate, found.tuning("s").factor) == (2e-3, 0.125)
     assert found.tuning("s").settings == {"lr": 2e-3, "output_lr": 0.125}
     assert not found.is_on_edge
 
 
-def test_a_factor_of_one_costs_one_grid_and_no_second_search_of_the_rate():
+def test_a_factor_of_one_costs_one_grid_and_two_more():
     found = search(lambda rate, factor: bowl(rate, factor, 2e-3, 1.0), BOTH)
     assert found.best == (2e-3, 1.0)
-    assert len(found.trials) == 3 + 3  # rates; factors 1/4, 1/2 and, beyond the edge, 2
+    # rates; factors 1/4, 1/2 and, beyond the edge, 2; rates with the same rate of the output projections
+    assert len(found.trials) == 3 + 3 + 2
+
+
+def test_the_rate_rises_where_the_output_projections_keep_theirs():
+    """Here losses jump where the output projections learn faster than 2e-3, as in the study `scale`."""
+
+    def loss(rate, factor):
+        too_fast = max(0.0, math.log2(rate * factor / 2e-3))
+        return abs(math.log2(rate / 8e-3)) + 4.0 * too_fast**2 - 0.01 * math.log2(factor)
+
+    assert search(loss, dataclasses.replace(BOTH, rates=(4e-3, 8e-3))).best == (8e-3, 0.25)
 
 
 @given(
@@ -143,10 +164,9 @@ def test_a_smooth_minimum_is_found_whatever_its_place(rate, factor, coupling, fi
     assert len(found.trials) <= 4 * most
     if found.is_on_edge:
         return  # a limit was reached, which the record says
-    for axis in ("rate", "factor"):
-        own = getattr(best, axis)
-        for near in (best.at(axis, own / 2), best.at(axis, own * 2)):
-            assert found.sort_value(near) >= found.sort_value(best)
+    for direction in (RATE, FACTOR, TRADED):
+        for step in (-1, 1):
+            assert found.sort_value(best.moved(direction, step)) >= found.sort_value(best)
     if abs(coupling) < 0.5:
         assert math.log2(best.rate / 1e-3) == pytest.approx(rate, abs=1e-3)
         assert math.log2(best.factor) == pytest.approx(factor, abs=1e-3)
@@ -190,7 +210,7 @@ def test_a_cell_that_sets_the_factor_cannot_have_it_tuned():
 # ------------------------------------------------------------------------------------- a study
 
 BEST = {"exp/sum": 2e-3, "exp/l2": 8e-3}
-FACTOR = {"exp/sum": 0.25, "exp/l2": 1.0}
+BEST_FACTOR = {"exp/sum": 0.25, "exp/l2": 1.0}
 
 
 def make_run(experiment, cell, keys):
@@ -213,7 +233,7 @@ class Trainer:
     def _result(self, record):
         config = record.run.config
         best = BEST[record.run.attention[0]]
-        loss = bowl(config["lr"], config["output_lr"], best, FACTOR[record.run.attention[0]])
+        loss = bowl(config["lr"], config["output_lr"], best, BEST_FACTOR[record.run.attention[0]])
         done = dataclasses.replace(record, status="finished", metrics={self._metric: loss}, seconds=1.0)
         return dataclasses.replace(done, provenance={"content": "this text"})
 
