@@ -13,8 +13,8 @@ A plan lists the wanted runs, given the finished ones:
 Runs that choose a rate do not use the test data.
 
 With --factors the rate of the output projections of attention is chosen too, as a factor of the model's rate
-(output_lr): at mini, rate and factor are searched in turn in factors of two, until both have neighbours on
-both sides that are worse (maclaurin.study.tune.Search). At other sizes a spec keeps the factor of mini: heads
+(output_lr): at mini, rate and factor are searched in factors of two, until all neighbours are worse
+(maclaurin.study.tune.Search). At other sizes a spec keeps the factor of mini: heads
 have 64 channels at every size, and what the factor makes up for is the size of a head's output. This is a
 rule, which nothing tests at other sizes. Factors that are known before are given as
 --set 'output_lr={"exp/sum": 0.25}'; specs that it does not name have 1.
@@ -141,8 +141,9 @@ SEARCHES = ("tune", "rule")
 
 def tuned_parts(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
     """Each spec at two rates, more while the best is at the edge, then new seeds at the best rate."""
-    tuning = [_run(spec, rate, TUNING_SEED, "tune", settings) for rate in RATES for spec in specs]
-    further = [run for spec in specs if (run := _beyond_edge(records, spec, settings)) is not None]
+    open_specs = [spec for spec in specs if searched_rate(records, spec, settings) is None]
+    tuning = [_run(spec, rate, TUNING_SEED, "tune", settings) for rate in RATES for spec in open_specs]
+    further = [run for spec in open_specs if (run := _beyond_edge(records, spec, settings)) is not None]
     best = {spec: rate for spec in specs if (rate := tuned_rate(records, spec, settings)) is not None}
     return [*tuning, *further, *_finals(best, settings)]
 
@@ -223,6 +224,17 @@ def factor_search(records: Sequence[Record], spec: str, settings: Run) -> Search
     return search
 
 
+def searched_rate(records: Sequence[Record], spec: str, settings: Run) -> float | None:
+    """The rate that was found together with the factor of these settings; None if that was not its result."""
+    factors = settings.get("output_lr")
+    if not isinstance(factors, Mapping) or spec not in factors:
+        return None
+    others = {key: value for key, value in settings.items() if key != "output_lr"}
+    search = factor_search(records, spec, others)
+    is_done = search.trials and not search.next_trials()
+    return search.best.rate if is_done and search.best.factor == factors[spec] else None
+
+
 def _factor_runs(records: Sequence[Record], spec: str, settings: Run) -> list[Run]:
     """The next runs of the search of rate and factor: all first rates, before anything follows from them."""
     known = _losses(records, spec, settings)
@@ -279,6 +291,8 @@ def rule_exponent(records: Sequence[Record], best: Mapping[str, float], settings
 
 def tuned_rate(records: Sequence[Record], spec: str, settings: Run) -> float | None:
     """The rate with the smallest validation loss; None while there are rates left to try."""
+    if (found := searched_rate(records, spec, settings)) is not None:
+        return found
     losses = _losses(records, spec, settings)
     if not set(RATES) <= losses.keys() or _beyond_edge(records, spec, settings) is not None:
         return None

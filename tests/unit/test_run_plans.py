@@ -89,6 +89,20 @@ def test_the_factor_of_the_output_projection_is_searched_at_the_best_rate_and_th
     ] == [(4e-3, 0.125, seed) for seed in (1, 2, 3)]
 
 
+def test_the_largest_runs_take_rate_and_factor_that_were_found_together():
+    """The best is 4e-3 and 1/8; the rates of the first grid were never tried at that factor."""
+    runs = load("h200_runs")
+    plan, records = runs.plan_named("small", {}, ["linear(elu1)/sum"], factors=True), []
+    while trials := [
+        run for run in plan(records) if run["phase"] == "tune" and run not in [r["run"] for r in records]
+    ]:
+        for run in trials:
+            own, rate = math.log2(run.get("output_lr", 1.0) * 8), math.log2(run["lr"] / 4e-3)
+            records.append({"run": run, "validation_loss": rate**2 + own**2 + rate * own})
+    (found,) = [run for run in plan(records) if run["phase"] == "final"]
+    assert (found["lr"], found["output_lr"], found["size"]) == (2e-3, 0.125, "small")
+
+
 def test_a_spec_keeps_its_factor_at_other_sizes_and_a_factor_of_one_changes_no_run():
     given = {"output_lr": {"exp/sum": 0.25}}
     at_one = runs.plan_named("parts", {}, ["exp/sum", "exp/l2"])([])
