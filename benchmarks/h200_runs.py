@@ -7,7 +7,8 @@ A plan lists the wanted runs, given the finished ones:
     parts    14 specs at mini size: two learning rates, more while the best is at the edge, three seeds
     ladder   seven of them at 5M, mini and 60M, at rates carried from mini by a rule, which is tested at
              60M; at 5M also at the best rate of each spec
-    small    four of them at 275M, 150M tokens, one seed, at rates carried by the same rule
+    small    four of them at 275M, 150M tokens, one seed, at rates carried by the same rule, halved where a
+             run diverges
     a JSON file with a list of runs
 
 Runs that choose a rate do not use the test data.
@@ -262,13 +263,25 @@ def _beyond_rule(records: Sequence[Record], spec: str, rate: float, settings: Ru
 
 
 def small(records: Sequence[Record], specs: Sequence[str], settings: Run) -> list[Run]:
-    """Four specs at 275M with one seed, at rates carried from mini; nothing until mini is tuned."""
+    """Four specs at 275M with one seed, at rates carried from mini, or half of that where a run diverged.
+
+    Nothing until mini is tuned.
+    """
     best = {spec: rate for spec in specs if (rate := tuned_rate(records, spec, settings)) is not None}
     of_rule = {spec: rate for spec in LADDER if (rate := tuned_rate(records, spec, settings)) is not None}
     exponent = rule_exponent(records, of_rule, settings)
     rates = carried(best, "small", ASSUMED_EXPONENT if exponent is None else exponent)
     merged = {**settings, **SMALL_SETTINGS}
-    return [_run(spec, rate, FINAL_SEEDS[0], "final", merged) for spec, rate in rates.items()]
+    first = [_run(spec, rate, FINAL_SEEDS[0], "final", merged) for spec, rate in rates.items()]
+    return [again for run in first for again in _halved_while_diverging(records, run)]
+
+
+def _halved_while_diverging(records: Sequence[Record], run: Run) -> list[Run]:
+    """The run, and as long as it diverged the same at half the rate."""
+    same = [r for r in records if {**r["run"], "phase": ""} == {**run, "phase": ""}]
+    if not any(record["status"] == "diverged" for record in same):
+        return [run]
+    return [run, *_halved_while_diverging(records, {**run, "lr": run["lr"] / 2})]
 
 
 def carried(rates: Mapping[str, float], size: str, exponent: int) -> dict[str, float]:

@@ -103,6 +103,19 @@ def test_the_largest_runs_take_rate_and_factor_that_were_found_together():
     assert (found["lr"], found["output_lr"], found["size"]) == (2e-3, 0.125, "small")
 
 
+def test_a_largest_run_that_diverges_is_repeated_at_half_the_rate():
+    runs = load("h200_runs")
+    plan = runs.plan_named("small", {}, ["exp/sum"])
+    records = [
+        {"run": runs._run("exp/sum", rate, 0, "tune", {}), "validation_loss": loss}
+        for rate, loss in [(1e-3, 2.0), (2e-3, 1.0), (4e-3, 2.0)]
+    ]
+    (first,) = plan(records)
+    diverged = {"run": first, "status": "diverged", "validation_loss": None}
+    assert [run["lr"] for run in plan([*records, diverged])] == [first["lr"], first["lr"] / 2]
+    assert plan([*records, {**diverged, "status": "finished", "validation_loss": 1.0}]) == [first]
+
+
 def test_a_spec_keeps_its_factor_at_other_sizes_and_a_factor_of_one_changes_no_run():
     given = {"output_lr": {"exp/sum": 0.25}}
     at_one = runs.plan_named("parts", {}, ["exp/sum", "exp/l2"])([])
