@@ -65,6 +65,7 @@ def assert_good(found, *, matrix_units=True, spills=SPILLS, may_wait=MAY_WAIT):
         assert not program.serialized or program.name in may_wait, program
         assert not program.overwritten, program
         assert not program.unset, program
+        assert not program.refilled, program
     if matrix_units:
         assert any(program.matrix_instructions for program in found)
 

@@ -34,6 +34,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from maclaurin.programs.triton.buffer_reuse import refilled_too_early
+
 # -------------------------------------------------------------------------------------------------- compiling
 
 
@@ -50,6 +52,8 @@ class CompiledProgram:
                             because accumulators pass through a branch
     overwritten             instructions that write to registers a running product may still read: results are wrong
     unset                   instructions that read uniform registers that were never set: results are wrong
+    refilled                copies into shared memory that a running product may still read: results are wrong, unless
+                            the program is serialized
     """
 
     name: str
@@ -62,6 +66,7 @@ class CompiledProgram:
     serialized: bool
     overwritten: list[str]
     unset: list[str]
+    refilled: list[str]
 
 
 class _NoGPU:
@@ -120,6 +125,7 @@ def _described(name: str, kernel: Any, capability: int) -> CompiledProgram:
         serialized=matrix > 0 and _is_serialized(kernel, capability),
         overwritten=overwritten_operands(found),
         unset=unset_operands(found),
+        refilled=refilled_too_early(kernel.asm["ttgir"]),
     )
 
 

@@ -50,9 +50,8 @@ from maclaurin.programs.triton.block_layout import (
 from maclaurin.programs.triton.launch import Launch, Layout, by_shapes, launched, prepared
 from maclaurin.programs.triton.tiles import cdiv, lines, load_rows, operand, operand_options, width
 
-#: head size from which small moments are summed over the tokens of a tile at the end. Smaller heads have four warps, and
-#: this would take too many of their registers
-LATE_SUMS_FROM = 65
+#: tokens at a time of the program for small moments
+SMALL = 32
 #: with fewer programs for the high orders than this, each computes two blocks, not four, to fill a GPU
 FEW_PROGRAMS = 256
 #: tokens at a time, warps and pipeline stages of the program for high orders, in bf16
@@ -274,60 +273,80 @@ def _small(
     x_strides, g_strides, T, heads, chunks, all_rows,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, GROUP: tl.constexpr,
     CHUNK: tl.constexpr, BN: tl.constexpr, WEIGHTED: tl.constexpr, SUMS: tl.constexpr, SECOND: tl.constexpr,
-    OMEGAS: tl.constexpr, EXTRAS: tl.constexpr, LATE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    OMEGAS: tl.constexpr, EXTRAS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The small moments of one chunk of one key-value head."""
+    """The small moments of one chunk of one key-value head.
+
+    The next tile is loaded into registers while the products of this one run. The compiler's own pipelining must be off
+    (num_stages=1): a tile that is also read into registers would get no buffer of its own (buffer_reuse.py).
+    """
     x_b, x_t, x_h = x_strides
     g_b, g_t, g_h = g_strides
     c = tl.program_id(0)
     b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
     first = tl.zeros((BD, BE), tl.float32)
-    zeroth = tl.zeros((BN, BE), tl.float32) if LATE else tl.zeros((BE,), tl.float32)
+    zeroth = tl.zeros(
+        (BN, BE), tl.float32
+    )  # sums over the tokens of a tile are left for the end: threads wait for them
     z_second = tl.zeros((BD, BD), tl.float32)
-    z_first = tl.zeros((BN, BD), tl.float32) if LATE else tl.zeros((BD,), tl.float32)
+    z_first = tl.zeros((BN, BD), tl.float32)
     z_zeroth = tl.zeros((BN,), tl.float32)
+    stop = tl.minimum((c + 1) * CHUNK, T)
     for member in range(GROUP):
         h = g * GROUP + member
         row = (b * heads * GROUP + h) * T
-        for start in range(c * CHUNK, tl.minimum((c + 1) * CHUNK, T), BN):
-            n = start + tl.arange(0, BN)
-            x = load_rows(X + b * x_b + h * x_h, x_t, n, d, T, D)
-            values = load_rows(G + b * g_b + h * g_h, g_t, n, e, T, E)
-            one = tl.where(n < T, 1.0, 0.0)
-            w0, w1, w2 = one, one, one
-            if WEIGHTED:
-                w0 = tl.load(WEIGHTS + row + n, mask=n < T, other=0.0)
-                w1 = tl.load(WEIGHTS + all_rows + row + n, mask=n < T, other=0.0)
-                w2 = tl.load(WEIGHTS + 2 * all_rows + row + n, mask=n < T, other=0.0)
+        x_at, g_at = X + b * x_b + h * x_h, G + b * g_b + h * g_h
+        tile = _tile_of(
+            x_at, x_t, g_at, g_t, WEIGHTS, OMEGA, EXTRA, row, all_rows, c * CHUNK, d, e, stop,
+            D, E, BN, WEIGHTED, OMEGAS, EXTRAS,
+        )  # fmt: skip
+        for start in range(c * CHUNK, stop, BN):
+            following = _tile_of(
+                x_at, x_t, g_at, g_t, WEIGHTS, OMEGA, EXTRA, row, all_rows, start + BN, d, e, stop,
+                D, E, BN, WEIGHTED, OMEGAS, EXTRAS,
+            )  # fmt: skip
+            x, values, w0, w1, w2, omega, extra = tile
             scaled = (values.to(tl.float32) * w1[:, None]).to(OPERAND) if WEIGHTED else values.to(OPERAND)
             first = tl.dot(tl.trans(x).to(OPERAND), scaled, first, input_precision=PRECISION)
-            zeroth = _add_tokens_of(zeroth, values.to(tl.float32) * w0[:, None], LATE)
+            zeroth += values.to(tl.float32) * w0[:, None]
             if SUMS:
-                omega = tl.load(OMEGA + row + n, mask=n < T, other=0.0) if OMEGAS else one
                 z_zeroth += w0 * omega
-                of_first = w1 * omega
-                if EXTRAS:
-                    of_first += tl.load(EXTRA + row + n, mask=n < T, other=0.0)
-                z_first = _add_tokens_of(z_first, x.to(tl.float32) * of_first[:, None], LATE)
+                z_first += x.to(tl.float32) * (w1 * omega + extra)[:, None]
                 if SECOND:
                     z_second = _add_square(z_second, x, w2 * omega, WEIGHTED or OMEGAS, OPERAND, PRECISION)
+            tile = following
     SIZE: tl.constexpr = D * E + E + D * D + D + 1
     at = OUT + ((b * heads + g) * chunks + c) * SIZE
     inside = (d < D)[:, None] & (e < E)[None, :]
     tl.store(at + d[:, None] * E + e[None, :], first, mask=inside)
-    tl.store(at + D * E + e, tl.sum(zeroth, 0) if LATE else zeroth, mask=e < E)
+    tl.store(at + D * E + e, tl.sum(zeroth, 0), mask=e < E)
     if SUMS:
         inside = (d < D)[:, None] & (d < D)[None, :]
         tl.store(at + D * E + E + d[:, None] * D + d[None, :], z_second, mask=inside)
-        tl.store(at + D * E + E + D * D + d, tl.sum(z_first, 0) if LATE else z_first, mask=d < D)
+        tl.store(at + D * E + E + D * D + d, tl.sum(z_first, 0), mask=d < D)
         tl.store(at + D * E + E + D * D + D, tl.sum(z_zeroth, 0))
 
 
 @triton.jit
-def _add_tokens_of(total, values, LATE: tl.constexpr):
-    """Add values [tokens, columns]; with LATE the sum over tokens, which threads must wait for, is left for the end."""
-    return total + values if LATE else total + tl.sum(values, 0)
+def _tile_of(X, x_t, G, g_t, WEIGHTS, OMEGA, EXTRA, row, all_rows, start, d, e, stop,
+             D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr,
+             WEIGHTED: tl.constexpr, OMEGAS: tl.constexpr, EXTRAS: tl.constexpr):  # fmt: skip
+    """x, g, the weights of orders 0, 1 and 2, ω and the extra weight of the tokens start … stop − 1, then zeros.
+
+    Weights that are not given are 1, the extra one 0.
+    """
+    n = start + tl.arange(0, BN)
+    inside = n < stop
+    one = tl.where(inside, 1.0, 0.0)
+    w0, w1, w2 = one, one, one
+    if WEIGHTED:
+        w0 = tl.load(WEIGHTS + row + n, mask=inside, other=0.0)
+        w1 = tl.load(WEIGHTS + all_rows + row + n, mask=inside, other=0.0)
+        w2 = tl.load(WEIGHTS + 2 * all_rows + row + n, mask=inside, other=0.0)
+    omega = tl.load(OMEGA + row + n, mask=inside, other=0.0) if OMEGAS else one
+    extra = tl.load(EXTRA + row + n, mask=inside, other=0.0) if EXTRAS else one * 0.0
+    return load_rows(X, x_t, n, d, stop, D), load_rows(G, g_t, n, e, stop, E), w0, w1, w2, omega, extra
 
 
 @triton.jit
@@ -516,13 +535,12 @@ def _small_launches(x: Layout, g: Layout, kind: _Kind) -> _Small:
     batch, tokens, all_heads, d = x.shape
     e, heads, chunk = g.shape[3], all_heads // kind.group, kind.chunk
     chunks, size, block = -(-tokens // chunk), small_size(d, e), 256
-    wide = max(width(d), width(e)) > 64 or x.dtype != torch.bfloat16
     numbers = (x.strides[:3], g.strides[:3], tokens, heads, chunks, batch * all_heads * tokens)
     options = {
         "D": d, "E": e, "BD": width(d), "BE": width(e), "GROUP": kind.group, "CHUNK": chunk,
-        "BN": min(32 if wide else 64, chunk), "WEIGHTED": kind.weighted, "SUMS": kind.sums, "SECOND": kind.order > 1,
-        "OMEGAS": kind.omegas, "EXTRAS": kind.extras, "LATE": d >= LATE_SUMS_FROM, **operand_options(x),
-        "num_warps": 8 if max(width(d), width(e)) > 64 else 4, "num_stages": 2 if wide or width(d) < 64 else 3,
+        "BN": min(SMALL, chunk), "WEIGHTED": kind.weighted, "SUMS": kind.sums, "SECOND": kind.order > 1,
+        "OMEGAS": kind.omegas, "EXTRAS": kind.extras, **operand_options(x),
+        "num_warps": 8 if max(width(d), width(e)) > 64 else 4, "num_stages": 1,
     }  # fmt: skip
     of_chunks = prepared(_small, (chunks, batch * heads), numbers, options)
     options = {
