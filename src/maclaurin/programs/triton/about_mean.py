@@ -72,6 +72,7 @@ from maclaurin.programs.triton.tiles import (
     sums_of,
     tile_options,
     width,
+    with_settings,
 )
 
 #: tiles by pass for head sizes up to 64 and up to 128; "far" where the tail is cut into chunks
@@ -1058,7 +1059,7 @@ def _forward_launch(q: Layout, k: Layout, v: Layout, call: Call, started: bool, 
             _forward,
             (_tiles_of_rows(tokens, call, tile["BM"], sequences), batch * heads),
             numbers,
-            _options(_settings(q, k, v, call, tile)._replace(STARTED=started, NARROW=keeps_rest), tile),
+            with_settings(_settings(q, k, v, call, tile)._replace(STARTED=started, NARROW=keeps_rest), tile),
         ),
         tile["BM"],
         (
@@ -1129,7 +1130,7 @@ def _backward_launches(
             *strides, y.strides[:3], of_dq, of_dn, tokens, heads, _key_tiles(tokens, call, sequences), _chunks(tokens, call),
             tail, all_heads * tail, padded, all_heads * padded, call.scale,
         ),
-        _options(
+        with_settings(
             _settings(q, k, v, call, of_queries)._replace(STARTED=started, NARROW=narrow), of_queries
         ),
     )  # fmt: skip
@@ -1140,7 +1141,7 @@ def _backward_launches(
             *strides, of_dn, centred.strides[:3], of_dk, of_dv, tokens, heads, _chunks(tokens, call), padded, all_heads * padded,
             call.scale,
         ),
-        _options(_settings(q, k, v, call, of_keys)._replace(STARTED=ended), of_keys),
+        with_settings(_settings(q, k, v, call, of_keys)._replace(STARTED=ended), of_keys),
     )  # fmt: skip
     sinks = None
     if call.window and call.sinks:
@@ -1253,11 +1254,6 @@ def _settings(q: Layout, k: Layout, v: Layout, call: Call, tile: dict[str, int])
         ONES=q.dtype == torch.bfloat16,
         **operand_options(q),
     )
-
-
-def _options(settings: Settings, tile: dict[str, int]) -> dict[str, Any]:
-    """The compile-time arguments of a launch: its settings, and the options of triton that a tile has."""
-    return {"S": settings, **{name: value for name, value in tile.items() if name not in ("BM", "BN")}}
 
 
 def _tile(kind: str, q: Layout, v: Layout, call: Call) -> dict[str, int]:

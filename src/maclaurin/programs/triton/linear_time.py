@@ -19,7 +19,7 @@ that belong to one entry (block_layout.py), so both directions are sums over ent
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -59,6 +59,7 @@ from maclaurin.programs.triton.tiles import (
     store_rows,
     tile_options,
     width,
+    with_settings,
 )
 
 #: tiles by pass for head sizes up to 64 and up to 128
@@ -67,6 +68,47 @@ TILES = {
     "queries": (Tile(64, 32, 4, 3), Tile(128, 64, 8, 3)),
     "keys": (Tile(64, 64, 4, 3), Tile(32, 128, 8, 3)),
 }
+
+
+class Settings(NamedTuple):
+    """The compile-time arguments of the three passes (S in kernels).
+
+    GROUP                 query heads per key-value head
+    D, E, BD, BE          sizes of keys and values, and of their tiles
+    BM, BN                queries and keys per tile
+    CHUNK                 tokens per chunk
+    C, ORDER              coefficients of all rows, and the highest power
+    ROWS2, ROWS3          rows of the blocks of orders 2 and 3
+    P                     entries b of one block of order 3
+    ROWS, DECAY           whether rows have their own coefficients, and whether there is a forget gate
+    BY_SUM, BY_COUNT      what rows are divided by
+    CAUSAL, STARTED       whether there is a causal mask, and moments for the first chunk that is read
+    NARROW                whether y has a rounding error
+    OPERAND, PRECISION    how products are computed (tiles.py)
+    """
+
+    GROUP: int
+    D: int
+    E: int
+    BD: int
+    BE: int
+    BM: int
+    BN: int
+    CHUNK: int
+    C: tuple[float, ...]
+    ORDER: int
+    ROWS2: int
+    ROWS3: int
+    P: int
+    ROWS: bool
+    DECAY: bool
+    BY_SUM: bool
+    BY_COUNT: bool
+    CAUSAL: bool
+    STARTED: bool
+    NARROW: bool
+    OPERAND: Any
+    PRECISION: Any
 
 
 class Call(NamedTuple):
@@ -142,7 +184,7 @@ def forward(
     divisor = torch.empty(batch, heads, tokens, dtype=torch.float32, device=q.device)
     launch = _forward_launch(
         Layout.of(q), Layout.of(k), Layout.of(v), call, TILES["forward"], past.small.shape[1],
-        rows.alpha is not None, log is not None, initial is not None or not call.causal,
+        rows.alpha is not None, log is not None, initial is not None,
     )  # fmt: skip
     launch(q, k, v, rows.alpha, log, *_pointers(past), y, rest, divisor)
     return y, rest, divisor, past, after
@@ -158,14 +200,10 @@ def _forward_launch(
     numbers = (
         q.strides[:3], k.strides[:3], v.strides[:3], y.strides[:3], tokens, heads, chunks, batch * heads * tokens, call.eps
     )  # fmt: skip
-    options = {
-        **_sizes(q, k, v, call, scaled=scaled, decays=decays),
-        **tile,
-        "BY_COUNT": call.divisor == "count",
-        "NARROW": call.narrow,
-        "STARTED": started,
-    }
-    return prepared(forward_rows, (cdiv(tokens, tile["BM"]), batch * heads), numbers, options)
+    settings = _settings(q, k, v, call, tile, scaled=scaled, decays=decays, started=started)
+    settings = settings._replace(BY_COUNT=call.divisor == "count", NARROW=call.narrow)
+    grid = cdiv(tokens, tile["BM"]), batch * heads
+    return prepared(forward_rows, grid, numbers, with_settings(settings, tile))
 
 
 @on_its_device
@@ -200,13 +238,13 @@ def backward(
     d_alpha = None if rows.alpha is None else torch.empty_like(rows.alpha)
     strides = (q.stride()[:3], k.stride()[:3], v.stride()[:3], dn.stride()[:3])
     shape = (tokens, heads, chunks, batch * heads * tokens)
-    scaled, crowded = rows.alpha is not None, rows.alpha is not None or rows.log_forget is not None
-    sizes = _sizes(q, k, v, call, scaled=scaled, decays=rows.log_forget is not None)
+    scaled, decays = rows.alpha is not None, log is not None
     of_rows = None if log is None else torch.empty(batch, heads, tokens, dtype=log.dtype, device=q.device)
-    tile = _tile(TILES["queries"], "queries", q, v, call, crowded=crowded)
+    tile = _tile(TILES["queries"], "queries", q, v, call, crowded=scaled or decays)
+    settings = _settings(q, k, v, call, tile, scaled=scaled, decays=decays, started=started)
     backward_queries[(cdiv(tokens, tile["BM"]), batch * heads)](
         q, k, v, dn, dz, rows.alpha, log, *_pointers(past), lower_sums(q, call.order), dq, d_alpha, of_rows,
-        *strides, dq.stride()[:3], *shape, **sizes, **tile, STARTED=started or not call.causal,
+        *strides, dq.stride()[:3], *shape, **with_settings(settings, tile),
     )  # fmt: skip
     later, before = moments(
         _queries_side(q, dn, dz, rows.alpha, log, heads // kv_heads, call),
@@ -220,10 +258,11 @@ def backward(
     )
     of_keys = None if log is None else torch.empty_like(log)
     left = None if log is None else _chunk_ends(log, call.chunk) - log
-    tile = _tile(TILES["keys"], "keys", q, v, call, crowded=crowded)
+    tile = _tile(TILES["keys"], "keys", q, v, call, crowded=scaled or decays)
+    settings = _settings(q, k, v, call, tile, scaled=scaled, decays=decays, started=d_totals is not None)
     backward_keys[(cdiv(tokens, tile["BN"]), batch * kv_heads)](
         q, k, v, dn, dz, rows.alpha, log, left, *_pointers(later), lower_sums(k, call.order), dk, dv, of_keys,
-        *strides, dk.stride()[:3], dv.stride()[:3], *shape, **sizes, **tile, STARTED=d_totals is not None or not call.causal,
+        *strides, dk.stride()[:3], dv.stride()[:3], *shape, **with_settings(settings, tile),
     )  # fmt: skip
     d_forget = None
     if of_keys is not None and of_rows is not None:
@@ -339,28 +378,41 @@ def _pointers(past: Moments) -> tuple[Tensor, Tensor | None, Tensor | None]:
     return past.small, past.high.get(2), past.high.get(3)
 
 
-def _sizes(
-    q: Tensor | Layout, k: Tensor | Layout, v: Tensor | Layout, call: Call, *, scaled: bool, decays: bool
-) -> dict:
+def _settings(
+    q: Tensor | Layout,
+    k: Tensor | Layout,
+    v: Tensor | Layout,
+    call: Call,
+    tile: dict[str, int],
+    *,
+    scaled: bool,
+    decays: bool,
+    started: bool,
+) -> Settings:
     d, e = q.shape[3], v.shape[3]
-    return {
-        "GROUP": q.shape[2] // k.shape[2],
-        "D": d,
-        "E": e,
-        "BD": width(d),
-        "BE": width(e),
-        "CHUNK": call.chunk,
-        "C": call.coefficients,
-        "ORDER": call.order,
-        "ROWS2": block_rows(d, 2),
-        "ROWS3": block_rows(d, 3),
-        "P": together(d, 3),
-        "ROWS": scaled,
-        "DECAY": decays,
-        "BY_SUM": call.by_sum,
-        "CAUSAL": call.causal,
+    return Settings(
+        GROUP=q.shape[2] // k.shape[2],
+        D=d,
+        E=e,
+        BD=width(d),
+        BE=width(e),
+        BM=tile["BM"],
+        BN=tile["BN"],
+        CHUNK=call.chunk,
+        C=call.coefficients,
+        ORDER=call.order,
+        ROWS2=block_rows(d, 2),
+        ROWS3=block_rows(d, 3),
+        P=together(d, 3),
+        ROWS=scaled,
+        DECAY=decays,
+        BY_SUM=call.by_sum,
+        BY_COUNT=False,
+        CAUSAL=call.causal,
+        STARTED=started or not call.causal,
+        NARROW=False,
         **operand_options(q),
-    }
+    )
 
 
 def _tile(
@@ -378,9 +430,20 @@ def _tile(
 
 
 @triton.jit
-def coefficient(ALPHA, n: tl.constexpr, C: tl.constexpr, rows, all_rows, m, T, ROWS: tl.constexpr):
+def coefficients(ALPHA, rows, all_rows, m, T, S: tl.constexpr):
+    """α₀ … α₃ of the rows m; those above the order are not used."""
+    a0 = _coefficient(ALPHA, 0, rows, all_rows, m, T, S)
+    a1 = _coefficient(ALPHA, 1, rows, all_rows, m, T, S)
+    a2 = _coefficient(ALPHA, 2, rows, all_rows, m, T, S) if S.ORDER > 1 else a0
+    a3 = _coefficient(ALPHA, 3, rows, all_rows, m, T, S) if S.ORDER > 2 else a0
+    return a0, a1, a2, a3
+
+
+@triton.jit
+def _coefficient(ALPHA, n: tl.constexpr, rows, all_rows, m, T, S: tl.constexpr):
     """α_n of the rows m."""
-    if ROWS:
+    C: tl.constexpr = S.C
+    if S.ROWS:
         alpha = tl.load(ALPHA + n * all_rows + rows + m, mask=m < T, other=0.0)
     else:
         alpha = tl.zeros(m.shape, tl.float32) + C[n]
@@ -442,15 +505,16 @@ def times_square(x, Z, d, D: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.
 
 @triton.jit
 def _add_keys(acc, z, q, m, log, a0, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, start, d, e, T,
-              D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, ORDER: tl.constexpr, DECAY: tl.constexpr,
-              MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+              S: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add one tile of keys of the same chunk to the sums of a tile of queries."""
-    n = start + tl.arange(0, BN)
-    k, v = load_rows(K, k_t, n, d, T, D).to(OPERAND), load_rows(V, v_t, n, e, T, E).to(OPERAND)
+    OPERAND: tl.constexpr = S.OPERAND
+    PRECISION: tl.constexpr = S.PRECISION
+    n = start + tl.arange(0, S.BN)
+    k, v = load_rows(K, k_t, n, d, T, S.D).to(OPERAND), load_rows(V, v_t, n, e, T, S.E).to(OPERAND)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    w = weights(s, a0[:, None], a1[:, None], a2[:, None], a3[:, None], ORDER)
-    if DECAY:
-        w *= left_of(log[:, None], log_decay(LOG, log_at, n, T, DECAY)[None, :])
+    w = weights(s, a0[:, None], a1[:, None], a2[:, None], a3[:, None], S.ORDER)
+    if S.DECAY:
+        w *= left_of(log[:, None], log_decay(LOG, log_at, n, T, S.DECAY)[None, :])
     if MASKED:
         w = tl.where((n[None, :] <= m[:, None]) & (n < T)[None, :], w, 0.0)
     w = w.to(OPERAND)
@@ -463,80 +527,76 @@ def _add_keys(acc, z, q, m, log, a0, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, st
 def forward_rows(
     Q, K, V, ALPHA, LOG, SMALL, S2, S3, Y, REST, DIVISOR,
     q_strides, k_strides, v_strides, y_strides,
-    T, H, chunks, all_rows, eps,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
-    ROWS2: tl.constexpr, ROWS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
-    BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr, NARROW: tl.constexpr, STARTED: tl.constexpr, CAUSAL: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    T, H, chunks, all_rows, eps, S: tl.constexpr,
 ):  # fmt: skip
     """y and D of a tile of queries of one head."""
+    BE: tl.constexpr = S.BE
+    BM: tl.constexpr = S.BM
+    OPERAND: tl.constexpr = S.OPERAND
+    PRECISION: tl.constexpr = S.PRECISION
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
     y_b, y_t, y_h = y_strides
-    tl.static_assert(not (BY_SUM and ORDER > 2), "row sums of order 3 would need cubic sums of keys")
-    first = tl.program_id(0) * BM
+    tl.static_assert(not (S.BY_SUM and S.ORDER > 2), "row sums of order 3 would need cubic sums of keys")
+    first = tl.program_id(0) * S.BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
-    g = h // GROUP
-    chunk = first // CHUNK if CAUSAL else 0
-    m = first + tl.arange(0, BM)
-    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    g = h // S.GROUP
+    chunk = first // S.CHUNK if S.CAUSAL else 0
+    m = first + tl.arange(0, S.BM)
+    d, e = tl.arange(0, S.BD), tl.arange(0, S.BE)
     q_at, rows = Q + b * q_b + h * q_h, (b * H + h) * T
-    heads = H // GROUP
+    heads = H // S.GROUP
     past = (b * heads + g) * chunks + chunk
-    q = load_rows(q_at, q_t, m, d, T, D).to(OPERAND)
-    a0 = coefficient(ALPHA, 0, C, rows, all_rows, m, T, ROWS)
-    a1 = coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)
-    a2 = coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS) if ORDER > 1 else a0
-    a3 = coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS) if ORDER > 2 else a0
+    q = load_rows(q_at, q_t, m, d, T, S.D).to(OPERAND)
+    a0, a1, a2, a3 = coefficients(ALPHA, rows, all_rows, m, T, S)
     log_at = (b * heads + g) * T
-    log = log_decay(LOG, log_at, m, T, DECAY)
+    log = log_decay(LOG, log_at, m, T, S.DECAY)
     acc = tl.zeros((BM, BE), tl.float32)
     z = tl.zeros((BM,), tl.float32)
-    there = 1 if STARTED else (chunk > 0).to(tl.int32)  # no branch: it would serialize wgmma
-    if ORDER > 2:
-        at = S3 + past * ROWS3 * E
-        c = tl.arange(0, P * BD)
-        for group in range((D + P - 1) // P * there):
-            q2 = products(q_at, q_t, m, group, T, D, BD, P, OPERAND)
-            members, held = members_of(group, D, P)
+    there = 1 if S.STARTED else (chunk > 0).to(tl.int32)  # no branch: it would serialize wgmma
+    if S.ORDER > 2:
+        at = S3 + past * S.ROWS3 * S.E
+        c = tl.arange(0, S.P * S.BD)
+        for group in range((S.D + S.P - 1) // S.P * there):
+            q2 = products(q_at, q_t, m, group, T, S.D, S.BD, S.P, OPERAND)
+            members, held = members_of(group, S.D, S.P)
             for a in range(members):
-                factor = entry(q_at, q_t, a, m, T) * tl.where(a < group * P, 2.0, 1.0)
-                acc = add_block(acc, q2, factor, block_of(at, a, c, e, D, E, BD, P), PRECISION)
-            at += held * P * D * E
+                factor = entry(q_at, q_t, a, m, T) * tl.where(a < group * S.P, 2.0, 1.0)
+                acc = add_block(acc, q2, factor, block_of(at, a, c, e, S.D, S.E, S.BD, S.P), PRECISION)
+            at += held * S.P * S.D * S.E
         acc *= a3[:, None]
-    if ORDER > 1:
-        at = S2 + past * ROWS2 * E
-        acc += a2[:, None] * read_pairs(q, q_at + m * q_t, m < T, at, there, e, D, E, PRECISION)
-    small = SMALL + past * (D * E + E + D * D + D + 1)
-    one = tl.dot(q, block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND), input_precision=PRECISION)
-    zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
+    if S.ORDER > 1:
+        at = S2 + past * S.ROWS2 * S.E
+        acc += a2[:, None] * read_pairs(q, q_at + m * q_t, m < T, at, there, e, S.D, S.E, PRECISION)
+    small = SMALL + past * (S.D * S.E + S.E + S.D * S.D + S.D + 1)
+    one = tl.dot(q, block_of(small, 0, d, e, S.D, S.E, S.BD, 1).to(OPERAND), input_precision=PRECISION)
+    zero = tl.load(small + S.D * S.E + e, mask=e < S.E, other=0.0)
     acc += a1[:, None] * one + a0[:, None] * zero[None, :]
-    if BY_SUM:
-        at = small + D * E + E
-        z_first = tl.load(at + D * D + d, mask=d < D, other=0.0)
+    if S.BY_SUM:
+        at = small + S.D * S.E + S.E
+        z_first = tl.load(at + S.D * S.D + d, mask=d < S.D, other=0.0)
         row = a1[:, None] * z_first[None, :]
-        if ORDER > 1:
-            row += a2[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
-        z = tl.sum(q.to(tl.float32) * row, 1) + a0 * tl.load(at + D * D + D)
-    if DECAY:
+        if S.ORDER > 1:
+            row += a2[:, None] * times_square(q, at, d, S.D, OPERAND, PRECISION)
+        z = tl.sum(q.to(tl.float32) * row, 1) + a0 * tl.load(at + S.D * S.D + S.D)
+    if S.DECAY:
         past_left = tl.exp(log.to(tl.float32))
         acc *= past_left[:, None]
         z *= past_left
     k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
-    if CAUSAL:
-        whole = first // BN * BN  # keys before this need no mask
-        for start in range(chunk * CHUNK, whole, BN):
+    if S.CAUSAL:
+        whole = first // S.BN * S.BN  # keys before this need no mask
+        for start in range(chunk * S.CHUNK, whole, S.BN):
             acc, z = _add_keys(acc, z, q, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
-                               D, E, BN, ORDER, DECAY, False, OPERAND, PRECISION)  # fmt: skip
-        for start in range(whole, tl.minimum(first + BM, T), BN):
+                               S, False)  # fmt: skip
+        for start in range(whole, tl.minimum(first + S.BM, T), S.BN):
             acc, z = _add_keys(acc, z, q, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
-                               D, E, BN, ORDER, DECAY, True, OPERAND, PRECISION)  # fmt: skip
-    divisor = divisor_of(z, m + 1 if CAUSAL else m * 0 + T, eps, BY_SUM, BY_COUNT)
-    inside = (m < T)[:, None] & (e < E)[None, :]
+                               S, True)  # fmt: skip
+    divisor = divisor_of(z, m + 1 if S.CAUSAL else m * 0 + T, eps, S.BY_SUM, S.BY_COUNT)
+    inside = (m < T)[:, None] & (e < S.E)[None, :]
     at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
-    store_rows(Y, REST, at, acc / divisor[:, None], inside, NARROW)
+    store_rows(Y, REST, at, acc / divisor[:, None], inside, S.NARROW)
     tl.store(DIVISOR + rows + m, divisor, mask=m < T)
 
 
@@ -545,31 +605,31 @@ def forward_rows(
 
 @triton.jit
 def _add_keys_to_gradient(dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2, a3, K, V, k_t, v_t, LOG, log_at, start, d, e, T,
-              D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, ORDER: tl.constexpr, ROWS: tl.constexpr,
-              DECAY: tl.constexpr, BY_SUM: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr,
-              PRECISION: tl.constexpr):  # fmt: skip
+                          S: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add one tile of keys of the same chunk to the gradients of a tile of queries."""
-    n = start + tl.arange(0, BN)
-    k, v = load_rows(K, k_t, n, d, T, D).to(OPERAND), load_rows(V, v_t, n, e, T, E).to(OPERAND)
+    OPERAND: tl.constexpr = S.OPERAND
+    PRECISION: tl.constexpr = S.PRECISION
+    n = start + tl.arange(0, S.BN)
+    k, v = load_rows(K, k_t, n, d, T, S.D).to(OPERAND), load_rows(V, v_t, n, e, T, S.E).to(OPERAND)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     grad = tl.dot(dn, tl.trans(v), input_precision=PRECISION)
-    if BY_SUM:
+    if S.BY_SUM:
         grad += dz[:, None]
-    if DECAY:
-        grad *= left_of(log[:, None], log_decay(LOG, log_at, n, T, DECAY)[None, :])
+    if S.DECAY:
+        grad *= left_of(log[:, None], log_decay(LOG, log_at, n, T, S.DECAY)[None, :])
     if MASKED:
         grad = tl.where((n[None, :] <= m[:, None]) & (n < T)[None, :], grad, 0.0)
-    if ROWS:
+    if S.ROWS:
         da0 += tl.sum(grad, 1)
         da1 += tl.sum(grad * s, 1)
-        if ORDER > 1:
+        if S.ORDER > 1:
             da2 += tl.sum(grad * s * s, 1)
-        if ORDER > 2:
+        if S.ORDER > 2:
             da3 += tl.sum(grad * s * s * s, 1)
-    if DECAY:
-        w = weights(s, a0[:, None], a1[:, None], a2[:, None], a3[:, None], ORDER)
+    if S.DECAY:
+        w = weights(s, a0[:, None], a1[:, None], a2[:, None], a3[:, None], S.ORDER)
         of_weights += tl.sum(grad * w, 1).to(of_weights.dtype)
-    ds = grad * slopes(s, a1[:, None], a2[:, None], a3[:, None], ORDER)
+    ds = grad * slopes(s, a1[:, None], a2[:, None], a3[:, None], S.ORDER)
     return tl.dot(ds.to(OPERAND), k, dq, input_precision=PRECISION), da0, da1, da2, da3, of_weights
 
 
@@ -578,139 +638,135 @@ def _add_keys_to_gradient(dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log,
 def backward_queries(
     Q, K, V, DN, DZ, ALPHA, LOG, SMALL, S2, S3, LOWER, DQ, DALPHA, DROW,
     q_strides, k_strides, v_strides, n_strides, dq_strides,
-    T, H, chunks, all_rows,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
-    ROWS2: tl.constexpr, ROWS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
-    BY_SUM: tl.constexpr, STARTED: tl.constexpr, CAUSAL: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    T, H, chunks, all_rows, S: tl.constexpr,
 ):  # fmt: skip
     """dq, dα if rows have their own, and Σ_s g w (the derivative of the loss by a common factor of a row's weights)."""
+    BD: tl.constexpr = S.BD
+    BM: tl.constexpr = S.BM
+    P: tl.constexpr = S.P
+    OPERAND: tl.constexpr = S.OPERAND
+    PRECISION: tl.constexpr = S.PRECISION
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
     n_b, n_t, n_h = n_strides
     dq_b, dq_t, dq_h = dq_strides
-    tl.static_assert(not (BY_SUM and ORDER > 2), "row sums of order 3 would need cubic sums of keys")
-    first = tl.program_id(0) * BM
+    tl.static_assert(not (S.BY_SUM and S.ORDER > 2), "row sums of order 3 would need cubic sums of keys")
+    first = tl.program_id(0) * S.BM
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
-    g = h // GROUP
-    chunk = first // CHUNK if CAUSAL else 0
-    m = first + tl.arange(0, BM)
-    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    g = h // S.GROUP
+    chunk = first // S.CHUNK if S.CAUSAL else 0
+    m = first + tl.arange(0, S.BM)
+    d, e = tl.arange(0, S.BD), tl.arange(0, S.BE)
     q_at, rows = Q + b * q_b + h * q_h, (b * H + h) * T
-    heads = H // GROUP
+    heads = H // S.GROUP
     past = (b * heads + g) * chunks + chunk
-    q = load_rows(q_at, q_t, m, d, T, D).to(OPERAND)
-    dn = load_rows(DN + b * n_b + h * n_h, n_t, m, e, T, E).to(OPERAND)
-    dz = tl.load(DZ + rows + m, mask=m < T, other=0.0) if BY_SUM else tl.zeros((BM,), tl.float32)
-    a0 = coefficient(ALPHA, 0, C, rows, all_rows, m, T, ROWS)
-    a1 = coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)
-    a2 = coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS) if ORDER > 1 else a0
-    a3 = coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS) if ORDER > 2 else a0
+    q = load_rows(q_at, q_t, m, d, T, S.D).to(OPERAND)
+    dn = load_rows(DN + b * n_b + h * n_h, n_t, m, e, T, S.E).to(OPERAND)
+    dz = tl.load(DZ + rows + m, mask=m < T, other=0.0) if S.BY_SUM else tl.zeros((BM,), tl.float32)
+    a0, a1, a2, a3 = coefficients(ALPHA, rows, all_rows, m, T, S)
     log_at = (b * heads + g) * T
-    log = log_decay(LOG, log_at, m, T, DECAY)
+    log = log_decay(LOG, log_at, m, T, S.DECAY)
     dq = tl.zeros((BM, BD), tl.float32)
     da0 = tl.zeros((BM,), tl.float32)
     da1, da2, da3 = da0, da0, da0
-    there = 1 if STARTED else (chunk > 0).to(tl.int32)  # no branch: it would serialize wgmma
-    small = SMALL + past * (D * E + E + D * D + D + 1)
-    at = small + D * E + E
-    if ORDER > 2:
+    there = 1 if S.STARTED else (chunk > 0).to(tl.int32)  # no branch: it would serialize wgmma
+    small = SMALL + past * (S.D * S.E + S.E + S.D * S.D + S.D + 1)
+    at = small + S.D * S.E + S.E
+    if S.ORDER > 2:
         third = tl.zeros((BM, BD), tl.float32)
-        at3 = S3 + past * ROWS3 * E
-        c = tl.arange(0, P * BD)
-        for group in range((D + P - 1) // P * there):
+        at3 = S3 + past * S.ROWS3 * S.E
+        c = tl.arange(0, S.P * S.BD)
+        for group in range((S.D + S.P - 1) // S.P * there):
             total = tl.zeros((BM, P * BD), tl.float32)
-            members, held = members_of(group, D, P)
+            members, held = members_of(group, S.D, S.P)
             for a in range(members):
-                factor = entry(q_at, q_t, a, m, T) * tl.where(a < group * P, 2.0, 1.0)
-                block = tl.trans(block_of(at3, a, c, e, D, E, BD, P))
+                factor = entry(q_at, q_t, a, m, T) * tl.where(a < group * S.P, 2.0, 1.0)
+                block = tl.trans(block_of(at3, a, c, e, S.D, S.E, S.BD, S.P))
                 total = add_block(total, dn, factor, block, PRECISION)
-            third += contracted(total, group_of(q_at, q_t, m, group, T, D, P), BD, P)
-            at3 += held * P * D * E
+            third += contracted(total, group_of(q_at, q_t, m, group, T, S.D, S.P), S.BD, S.P)
+            at3 += held * S.P * S.D * S.E
         da3 = tl.sum(third * q.to(tl.float32), 1)
         dq += 3 * a3[:, None] * third
-    if ORDER > 1:
-        at2 = S2 + past * ROWS2 * E
+    if S.ORDER > 1:
+        at2 = S2 + past * S.ROWS2 * S.E
         if LOWER is not None:
             LOWER = sums_at(LOWER, b * H + h, m, T)
-        second = pairs_times(dn, q_at + m * q_t, m < T, at2, there, LOWER, T, e, D, E, BD, PRECISION)
-        if BY_SUM:
-            second += dz[:, None] * times_square(q, at, d, D, OPERAND, PRECISION)
+        second = pairs_times(dn, q_at + m * q_t, m < T, at2, there, LOWER, T, e, S.D, S.E, S.BD, PRECISION)
+        if S.BY_SUM:
+            second += dz[:, None] * times_square(q, at, d, S.D, OPERAND, PRECISION)
         da2 = tl.sum(second * q.to(tl.float32), 1)
         dq += 2 * a2[:, None] * second
-    one = tl.dot(dn, tl.trans(block_of(small, 0, d, e, D, E, BD, 1)).to(OPERAND), input_precision=PRECISION)
-    if BY_SUM:
-        one += dz[:, None] * tl.load(at + D * D + d, mask=d < D, other=0.0)[None, :]
+    one = tl.dot(
+        dn, tl.trans(block_of(small, 0, d, e, S.D, S.E, S.BD, 1)).to(OPERAND), input_precision=PRECISION
+    )
+    if S.BY_SUM:
+        one += dz[:, None] * tl.load(at + S.D * S.D + d, mask=d < S.D, other=0.0)[None, :]
     da1 = tl.sum(one * q.to(tl.float32), 1)
     dq += a1[:, None] * one
-    if ROWS or DECAY:
-        zero = tl.load(small + D * E + e, mask=e < E, other=0.0)
+    if S.ROWS or S.DECAY:
+        zero = tl.load(small + S.D * S.E + e, mask=e < S.E, other=0.0)
         da0 = tl.sum(dn.to(tl.float32) * zero[None, :], 1)
-        if BY_SUM:
-            da0 += dz * tl.load(at + D * D + D)
-    if DECAY:
+        if S.BY_SUM:
+            da0 += dz * tl.load(at + S.D * S.D + S.D)
+    if S.DECAY:
         past_left = tl.exp(log.to(tl.float32))
         dq *= past_left[:, None]
         da0, da1, da2, da3 = da0 * past_left, da1 * past_left, da2 * past_left, da3 * past_left
     of_weights = (a0 * da0 + a1 * da1 + a2 * da2 + a3 * da3).to(log.dtype)
     k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
-    if CAUSAL:
-        whole = first // BN * BN  # keys before this need no mask
-        for start in range(chunk * CHUNK, whole, BN):
+    if S.CAUSAL:
+        whole = first // S.BN * S.BN  # keys before this need no mask
+        for start in range(chunk * S.CHUNK, whole, S.BN):
             dq, da0, da1, da2, da3, of_weights = _add_keys_to_gradient(
                 dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
-                D, E, BN, ORDER, ROWS, DECAY, BY_SUM, False, OPERAND, PRECISION,
+                S, False,
             )  # fmt: skip
-        for start in range(whole, tl.minimum(first + BM, T), BN):
+        for start in range(whole, tl.minimum(first + S.BM, T), S.BN):
             dq, da0, da1, da2, da3, of_weights = _add_keys_to_gradient(
                 dq, da0, da1, da2, da3, of_weights, q, dn, dz, m, log, a0, a1, a2, a3, k_at, v_at, k_t, v_t, LOG, log_at, start, d, e, T,
-                D, E, BN, ORDER, ROWS, DECAY, BY_SUM, True, OPERAND, PRECISION,
+                S, True,
             )  # fmt: skip
-    inside = (m < T)[:, None] & (d < D)[None, :]
+    inside = (m < T)[:, None] & (d < S.D)[None, :]
     at = DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :]
     tl.store(at, dq.to(DQ.dtype.element_ty), mask=inside)
-    if ROWS:
+    if S.ROWS:
         tl.store(DALPHA + rows + m, da0, mask=m < T)
         tl.store(DALPHA + all_rows + rows + m, da1, mask=m < T)
-        if ORDER > 1:
+        if S.ORDER > 1:
             tl.store(DALPHA + 2 * all_rows + rows + m, da2, mask=m < T)
-        if ORDER > 2:
+        if S.ORDER > 2:
             tl.store(DALPHA + 3 * all_rows + rows + m, da3, mask=m < T)
-    if DECAY:
+    if S.DECAY:
         tl.store(DROW + rows + m, of_weights, mask=m < T)
 
 
 @triton.jit
 def _add_queries(dk, dv, of_weights, k, v, n, log_s, Q, DN, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
-                 d, e, T, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
-                 ROWS: tl.constexpr, DECAY: tl.constexpr, BY_SUM: tl.constexpr, MASKED: tl.constexpr,
-                 OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                 d, e, T, S: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add one tile of queries of the same chunk to the gradients of a tile of keys; tiles are [keys, queries].
 
     Queries beyond the text have zeros for q, dn and dz and add nothing; gradients of keys beyond it are not stored.
     """
-    m = start + tl.arange(0, BM)
-    q, dn = load_rows(Q, q_t, m, d, T, D).to(OPERAND), load_rows(DN, n_t, m, e, T, E).to(OPERAND)
-    a0 = coefficient(ALPHA, 0, C, rows, all_rows, m, T, ROWS)[None, :]
-    a1 = coefficient(ALPHA, 1, C, rows, all_rows, m, T, ROWS)[None, :]
-    a2 = coefficient(ALPHA, 2, C, rows, all_rows, m, T, ROWS)[None, :] if ORDER > 1 else a0
-    a3 = coefficient(ALPHA, 3, C, rows, all_rows, m, T, ROWS)[None, :] if ORDER > 2 else a0
+    OPERAND: tl.constexpr = S.OPERAND
+    PRECISION: tl.constexpr = S.PRECISION
+    m = start + tl.arange(0, S.BM)
+    q, dn = load_rows(Q, q_t, m, d, T, S.D).to(OPERAND), load_rows(DN, n_t, m, e, T, S.E).to(OPERAND)
+    a0, a1, a2, a3 = coefficients(ALPHA, rows, all_rows, m, T, S)
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    w = weights(s, a0, a1, a2, a3, ORDER)
-    slope = slopes(s, a1, a2, a3, ORDER)
-    if DECAY:
-        left = left_of(log_decay(LOG, of_key, m, T, DECAY)[None, :], log_s[:, None])
+    w = weights(s, a0[None, :], a1[None, :], a2[None, :], a3[None, :], S.ORDER)
+    slope = slopes(s, a1[None, :], a2[None, :], a3[None, :], S.ORDER)
+    if S.DECAY:
+        left = left_of(log_decay(LOG, of_key, m, T, S.DECAY)[None, :], log_s[:, None])
         w, slope = w * left, slope * left
     seen = n[:, None] <= m[None, :]
     if MASKED:
         w = tl.where(seen, w, 0.0)
     dv = tl.dot(w.to(OPERAND), dn, dv, input_precision=PRECISION)
     grad = tl.dot(v, tl.trans(dn), input_precision=PRECISION)
-    if BY_SUM:
+    if S.BY_SUM:
         grad += tl.load(DZ + rows + m, mask=m < T, other=0.0)[None, :]
-    if DECAY:
+    if S.DECAY:
         of_weights += tl.sum(w * grad, 1).to(
             of_weights.dtype
         )  # unrounded weights: sums along the text cancel
@@ -725,105 +781,107 @@ def _add_queries(dk, dv, of_weights, k, v, n, log_s, Q, DN, DZ, ALPHA, LOG, of_k
 def backward_keys(
     Q, K, V, DN, DZ, ALPHA, LOG, LEFT, SMALL, S2, S3, LOWER, DK, DV, DKEY,
     q_strides, k_strides, v_strides, n_strides, dk_strides, dv_strides,
-    T, H, chunks, all_rows,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    CHUNK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, ORDER: tl.constexpr,
-    ROWS2: tl.constexpr, ROWS3: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, DECAY: tl.constexpr,
-    BY_SUM: tl.constexpr, STARTED: tl.constexpr, CAUSAL: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    T, H, chunks, all_rows, S: tl.constexpr,
 ):  # fmt: skip
     """dk, dv, and Σ_t g w (the derivative of the loss by a common factor of a key's weights), for one key-value head.
 
     The moments are those of (q, dn, dz) over later chunks. If rows have their own coefficients, the moments already
     contain them. LEFT is the log decay from a key to the end of its chunk.
     """
+    BD: tl.constexpr = S.BD
+    BE: tl.constexpr = S.BE
+    BN: tl.constexpr = S.BN
+    C: tl.constexpr = S.C
+    P: tl.constexpr = S.P
+    OPERAND: tl.constexpr = S.OPERAND
+    PRECISION: tl.constexpr = S.PRECISION
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
     n_b, n_t, n_h = n_strides
     dk_b, dk_t, dk_h = dk_strides
     dv_b, dv_t, dv_h = dv_strides
-    tl.static_assert(not (BY_SUM and ORDER > 2), "row sums of order 3 would need cubic sums of keys")
-    first = tl.program_id(0) * BN
-    heads = H // GROUP
+    tl.static_assert(not (S.BY_SUM and S.ORDER > 2), "row sums of order 3 would need cubic sums of keys")
+    first = tl.program_id(0) * S.BN
+    heads = H // S.GROUP
     b, g = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
-    chunk = first // CHUNK if CAUSAL else 0
-    n = first + tl.arange(0, BN)
-    d, e = tl.arange(0, BD), tl.arange(0, BE)
+    chunk = first // S.CHUNK if S.CAUSAL else 0
+    n = first + tl.arange(0, S.BN)
+    d, e = tl.arange(0, S.BD), tl.arange(0, S.BE)
     k_at, v_at = K + b * k_b + g * k_h, V + b * v_b + g * v_h
-    k, v = load_rows(k_at, k_t, n, d, T, D).to(OPERAND), load_rows(v_at, v_t, n, e, T, E).to(OPERAND)
+    k, v = load_rows(k_at, k_t, n, d, T, S.D).to(OPERAND), load_rows(v_at, v_t, n, e, T, S.E).to(OPERAND)
     of_key = (b * heads + g) * T
-    log_s = log_decay(LOG, of_key, n, T, DECAY)
+    log_s = log_decay(LOG, of_key, n, T, S.DECAY)
     later = (b * heads + g) * chunks + chunk
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
     of_weights = tl.zeros((BN,), log_s.dtype)
-    there = 1 if STARTED else (chunk < chunks - 1).to(tl.int32)  # no branch: it would serialize wgmma
-    c0 = 1.0 if ROWS else C[0]
-    c1 = 1.0 if ROWS else C[1]
-    small = SMALL + later * (D * E + E + D * D + D + 1)
-    at = small + D * E + E
-    if ORDER > 2:
-        c3 = 1.0 if ROWS else C[3]
-        at3 = S3 + later * ROWS3 * E
-        c = tl.arange(0, P * BD)
-        for group in range((D + P - 1) // P * there):
-            k2 = products(k_at, k_t, n, group, T, D, BD, P, OPERAND)
+    there = 1 if S.STARTED else (chunk < chunks - 1).to(tl.int32)  # no branch: it would serialize wgmma
+    c0 = 1.0 if S.ROWS else C[0]
+    c1 = 1.0 if S.ROWS else C[1]
+    small = SMALL + later * (S.D * S.E + S.E + S.D * S.D + S.D + 1)
+    at = small + S.D * S.E + S.E
+    if S.ORDER > 2:
+        c3 = 1.0 if S.ROWS else C[3]
+        at3 = S3 + later * S.ROWS3 * S.E
+        c = tl.arange(0, S.P * S.BD)
+        for group in range((S.D + S.P - 1) // S.P * there):
+            k2 = products(k_at, k_t, n, group, T, S.D, S.BD, S.P, OPERAND)
             total = tl.zeros((BN, P * BD), tl.float32)
-            members, held = members_of(group, D, P)
+            members, held = members_of(group, S.D, S.P)
             for a in range(members):
-                factor = entry(k_at, k_t, a, n, T) * tl.where(a < group * P, 2.0, 1.0)
-                block = block_of(at3, a, c, e, D, E, BD, P)
+                factor = entry(k_at, k_t, a, n, T) * tl.where(a < group * S.P, 2.0, 1.0)
+                block = block_of(at3, a, c, e, S.D, S.E, S.BD, S.P)
                 dv = add_block(dv, k2, factor, block, PRECISION)
                 total = add_block(total, v, factor, tl.trans(block), PRECISION)
-            dk += contracted(total, group_of(k_at, k_t, n, group, T, D, P), BD, P)
-            at3 += held * P * D * E
+            dk += contracted(total, group_of(k_at, k_t, n, group, T, S.D, S.P), S.BD, S.P)
+            at3 += held * S.P * S.D * S.E
         dv *= c3
         dk *= 3 * c3
-    if ORDER > 1:
-        c2 = 1.0 if ROWS else C[2]
-        at2 = S2 + later * ROWS2 * E
+    if S.ORDER > 1:
+        c2 = 1.0 if S.ROWS else C[2]
+        at2 = S2 + later * S.ROWS2 * S.E
         if LOWER is not None:
             LOWER = sums_at(LOWER, b * heads + g, n, T)
-        of_v, of_k = read_both(k, v, k_at + n * k_t, n < T, at2, there, LOWER, T, e, D, E, PRECISION)
-        if BY_SUM:
-            row = times_square(k, at, d, D, OPERAND, PRECISION)
+        of_v, of_k = read_both(k, v, k_at + n * k_t, n < T, at2, there, LOWER, T, e, S.D, S.E, PRECISION)
+        if S.BY_SUM:
+            row = times_square(k, at, d, S.D, OPERAND, PRECISION)
             of_k += row
             of_weights += c2 * tl.sum(row * k.to(tl.float32), 1)
         dv += c2 * of_v
         dk += 2 * c2 * of_k
-    block = block_of(small, 0, d, e, D, E, BD, 1).to(OPERAND)
+    block = block_of(small, 0, d, e, S.D, S.E, S.BD, 1).to(OPERAND)
     dv += c1 * tl.dot(k, block, input_precision=PRECISION)
-    dv += c0 * tl.load(small + D * E + e, mask=e < E, other=0.0)[None, :]
+    dv += c0 * tl.load(small + S.D * S.E + e, mask=e < S.E, other=0.0)[None, :]
     dk += c1 * tl.dot(v, tl.trans(block), input_precision=PRECISION)
-    if BY_SUM:
-        z_first = tl.load(at + D * D + d, mask=d < D, other=0.0)
+    if S.BY_SUM:
+        z_first = tl.load(at + S.D * S.D + d, mask=d < S.D, other=0.0)
         dk += c1 * z_first[None, :]
-        of_weights += c1 * tl.sum(k.to(tl.float32) * z_first[None, :], 1) + c0 * tl.load(at + D * D + D)
-    if DECAY:
-        at_end = tl.exp(log_decay(LEFT, of_key, n, T, DECAY).to(tl.float32))
+        of_weights += c1 * tl.sum(k.to(tl.float32) * z_first[None, :], 1) + c0 * tl.load(at + S.D * S.D + S.D)
+    if S.DECAY:
+        at_end = tl.exp(log_decay(LEFT, of_key, n, T, S.DECAY).to(tl.float32))
         dk, dv = dk * at_end[:, None], dv * at_end[:, None]
         of_weights = of_weights * at_end + tl.sum(dv * v.to(tl.float32), 1)
-    if CAUSAL:
-        whole = tl.cdiv(first + BN, BM) * BM  # from here on, queries see the whole tile
-        end = tl.minimum((chunk + 1) * CHUNK, T)
-        for member in range(GROUP):
-            h = g * GROUP + member
+    if S.CAUSAL:
+        whole = tl.cdiv(first + S.BN, S.BM) * S.BM  # from here on, queries see the whole tile
+        end = tl.minimum((chunk + 1) * S.CHUNK, T)
+        for member in range(S.GROUP):
+            h = g * S.GROUP + member
             q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * T
-            for start in range(first // BM * BM, tl.minimum(whole, end), BM):
+            for start in range(first // S.BM * S.BM, tl.minimum(whole, end), S.BM):
                 dk, dv, of_weights = _add_queries(
                     dk, dv, of_weights, k, v, n, log_s, q_at, dn_at, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
-                    d, e, T, D, E, BM, C, ORDER, ROWS, DECAY, BY_SUM, True, OPERAND, PRECISION,
+                    d, e, T, S, True,
                 )  # fmt: skip
-            for start in range(whole, end, BM):
+            for start in range(whole, end, S.BM):
                 dk, dv, of_weights = _add_queries(
                     dk, dv, of_weights, k, v, n, log_s, q_at, dn_at, DZ, ALPHA, LOG, of_key, rows, all_rows, q_t, n_t, start,
-                    d, e, T, D, E, BM, C, ORDER, ROWS, DECAY, BY_SUM, False, OPERAND, PRECISION,
+                    d, e, T, S, False,
                 )  # fmt: skip
-    inside_d, inside_e = (n < T)[:, None] & (d < D)[None, :], (n < T)[:, None] & (e < E)[None, :]
+    inside_d, inside_e = (n < T)[:, None] & (d < S.D)[None, :], (n < T)[:, None] & (e < S.E)[None, :]
     at = DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :]
     tl.store(at, dk.to(DK.dtype.element_ty), mask=inside_d)
     at = DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :]
     tl.store(at, dv.to(DV.dtype.element_ty), mask=inside_e)
-    if DECAY:
+    if S.DECAY:
         tl.store(DKEY + of_key + n, of_weights, mask=n < T)

@@ -57,6 +57,7 @@ from maclaurin.programs.triton.tiles import (
     store_rows,
     tile_options,
     width,
+    with_settings,
 )
 
 #: tiles by pass for head sizes up to 64 and up to 128
@@ -65,6 +66,47 @@ TILES = {
     "queries": (Tile(64, 64, 4, 3, 168), Tile(128, 64, 8, 3)),
     "keys": (Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)),
 }
+
+
+class Settings(NamedTuple):
+    """The compile-time arguments of the three passes (S in kernels).
+
+    GROUP                   query heads per key-value head
+    D, E, BD, BE            sizes of keys and values, and of their tiles
+    BM, BN                  queries and keys per tile
+    C, FORM                 coefficients of the polynomial, and how weights are computed from them (`_Form`)
+    BY_SUM, BY_COUNT        what rows are divided by
+    CAUSAL, DECAY           whether there is a causal mask, and a decay gate
+    WIDE                    whether the decay within a tile, and sums for the gate's gradient, need fp64
+    NARROW                  whether y has a rounding error
+    SUMS                    how row sums of weights are computed (`_kind_of_sums`)
+    INSIDE                  whether no tile of the loop over whole tiles reaches beyond the text (backward)
+    TOGETHER                whether weights and their gradients are computed at the same time, in tiles without a mask
+    MASKED_TOGETHER         and in those with one
+    OPERAND, PRECISION      how products are computed (tiles.py)
+    """
+
+    GROUP: int
+    D: int
+    E: int
+    BD: int
+    BE: int
+    BM: int
+    BN: int
+    C: tuple[float, ...]
+    FORM: str
+    BY_SUM: bool
+    BY_COUNT: bool
+    CAUSAL: bool
+    DECAY: bool
+    WIDE: bool
+    NARROW: bool
+    SUMS: str
+    INSIDE: bool
+    TOGETHER: bool
+    MASKED_TOGETHER: bool
+    OPERAND: Any
+    PRECISION: Any
 
 
 class Call(NamedTuple):
@@ -130,45 +172,53 @@ def _powers(s, C: tl.constexpr, FACTOR: tl.constexpr):
 
 
 @triton.jit
-def _weight(s, kept, C: tl.constexpr, FORM: tl.constexpr, DECAY: tl.constexpr):
+def _sigmoid(s, C: tl.constexpr):
+    """σ(Σ c_n sⁿ)."""
+    return inverse_of_one_plus_power(_powers(s, C, -LOG2E))
+
+
+@triton.jit
+def _weight(s, kept, S: tl.constexpr):
     """The weight over its constant, times the decay `kept`."""
-    if FORM == "square":
+    C: tl.constexpr = S.C
+    if S.FORM == "square":
         w = s * (s * kept)
     else:
-        if FORM == "exp2":
+        if S.FORM == "exp2":
             u = s + C[0] / C[1]
             w = u * u + (C[0] / C[1]) * (C[0] / C[1])
-        elif FORM == "exp4":
+        elif S.FORM == "exp4":
             u = s + C[0] / C[1]
             r = u * u + 3 * (C[0] / C[1]) * (C[0] / C[1])
             w = r * r + u * (8 * (C[0] / C[1]) * (C[0] / C[1]) * (C[0] / C[1]))
-        elif FORM == "sigmoid":
-            w = inverse_of_one_plus_power(_powers(s, C, -LOG2E))
+        elif S.FORM == "sigmoid":
+            w = _sigmoid(s, C)
         else:
             w = _powers(s, C, 1.0)
-        if DECAY:
+        if S.DECAY:
             w *= kept
     return w
 
 
 @triton.jit
-def _slope(s, kept, C: tl.constexpr, FORM: tl.constexpr, DECAY: tl.constexpr):
+def _slope(s, kept, S: tl.constexpr):
     """The derivative of the weight over its own constant, times the decay `kept`."""
-    if FORM == "square":
+    C: tl.constexpr = S.C
+    if S.FORM == "square":
         slope = s * kept
     else:
-        if FORM == "exp2":
+        if S.FORM == "exp2":
             slope = s + C[0] / C[1]
-        elif FORM == "exp4":
+        elif S.FORM == "exp4":
             u = s + C[0] / C[1]
             r = u * u + 3 * (C[0] / C[1]) * (C[0] / C[1])
             slope = u * r + 2 * (C[0] / C[1]) * (C[0] / C[1]) * (C[0] / C[1])
-        elif FORM == "sigmoid":
-            w = _weight(s, kept, C, FORM, False)
+        elif S.FORM == "sigmoid":
+            w = _sigmoid(s, C)
             slope = w - w * w
         else:
             slope = _slope_of_powers(s, C)
-        if DECAY:
+        if S.DECAY:
             slope *= kept
     return slope
 
@@ -193,21 +243,21 @@ def _totals(TOTALS, at, n, T, DECAY: tl.constexpr):
 
 
 @triton.jit
-def _logs(TOTALS, SINCE, at, n, T, DECAY: tl.constexpr, WIDE: tl.constexpr):
+def _logs(TOTALS, SINCE, at, n, T, S: tl.constexpr):
     """L of the tokens n of a tile: in fp64 if WIDE, else log₂ of the decay since a token before the tile in fp32."""
-    if DECAY and not WIDE:
+    if S.DECAY and not S.WIDE:
         logs = tl.load(SINCE + n)
     else:
-        logs = _totals(TOTALS, at, n, T, DECAY)
+        logs = _totals(TOTALS, at, n, T, S.DECAY)
     return logs
 
 
 @triton.jit
-def _kept_of_pairs(of_query, of_key, DECAY: tl.constexpr, WIDE: tl.constexpr):
+def _kept_of_pairs(of_query, of_key, S: tl.constexpr):
     """The decay of every pair of a tile, from `_logs`."""
-    if not DECAY:
+    if not S.DECAY:
         kept = 1.0
-    elif WIDE:
+    elif S.WIDE:
         kept = kept_since(of_query, of_key)
     else:
         kept = power_of_two(tl.minimum(of_query - of_key, 0.0))
@@ -235,22 +285,23 @@ def _operand(x, OPERAND: tl.constexpr):
 
 
 @triton.jit
-def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, FORM: tl.constexpr, DECAY: tl.constexpr,
-              MASKED: tl.constexpr, CAUSAL: tl.constexpr, SUMS: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_keys(acc, z, q, k, v, m, n, T, kept, S: tl.constexpr, MASKED: tl.constexpr):
     """Add one tile of keys to the sums of a tile of queries."""
-    w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION), kept, C, FORM, DECAY)
+    OPERAND: tl.constexpr = S.OPERAND
+    PRECISION: tl.constexpr = S.PRECISION
+    w = _weight(tl.dot(q, tl.trans(k), input_precision=PRECISION), kept, S)
     if MASKED:
         seen = (n < T)[None, :]
-        if CAUSAL:
+        if S.CAUSAL:
             seen = seen & (n[None, :] <= m[:, None])
         w = tl.where(seen, w, 0.0)
     # sums of the rounded weights, so that those in the product sum to one
-    if SUMS == "pairs":
+    if S.SUMS == "pairs":
         w, wide = rounded_to_bfloat16(w)
         z += tl.sum(wide, 1)
     else:
         w = w.to(OPERAND)
-        if SUMS != "none":
+        if S.SUMS != "none":
             z += tl.sum(w.to(tl.float32), 1)
     return tl.dot(w, v.to(OPERAND), acc, input_precision=PRECISION), z
 
@@ -260,65 +311,61 @@ def _add_keys(acc, z, q, k, v, m, n, T, kept, C: tl.constexpr, FORM: tl.constexp
 def _forward(
     Q, K, V, TOTALS, SINCE, KEPT, Y, REST, Z, PLACES,
     q_strides, k_strides, v_strides, y_strides,
-    T, H, padded, eps, of_weight,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, FORM: tl.constexpr, BY_SUM: tl.constexpr, BY_COUNT: tl.constexpr,
-    CAUSAL: tl.constexpr, DECAY: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, SUMS: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    T, H, padded, eps, of_weight, S: tl.constexpr,
 ):  # fmt: skip
+    """y and D of a tile of queries of one head."""
+    BE: tl.constexpr = S.BE
+    BM: tl.constexpr = S.BM
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
     y_b, y_t, y_h = y_strides
-    first, total = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, T  # the longest rows first
+    first, total = (tl.num_programs(0) - 1 - tl.program_id(0)) * S.BM, T  # the longest rows first
     if PLACES is not None:
         begin, T, index, _ = place_of(PLACES, tl.num_programs(0) - 1 - tl.program_id(0), tl.num_programs(0))
-        first = index * BM
+        first = index * S.BM
         Q, K, V = Q + begin * q_t, K + begin * k_t, V + begin * v_t
-        Y, Z, REST = Y + begin * y_t, Z + begin, REST + begin * y_t if NARROW else REST
+        Y, Z, REST = Y + begin * y_t, Z + begin, REST + begin * y_t if S.NARROW else REST
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
-    g = h // GROUP
-    i, j = tl.arange(0, BM), tl.arange(0, BN)
+    g = h // S.GROUP
+    i, j = tl.arange(0, S.BM), tl.arange(0, S.BN)
     m = first + i
-    d, e = tl.arange(0, BD), tl.arange(0, BE)
-    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    d, e = tl.arange(0, S.BD), tl.arange(0, S.BE)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, S.D)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    totals = (b * (H // GROUP) + g) * T
-    if DECAY:
-        SINCE, KEPT = SINCE + (b * (H // GROUP) + g) * padded, KEPT + ((b * (H // GROUP) + g) * padded + j)
-    origin = _totals(TOTALS, totals, first, T, DECAY)
-    of_query = _logs(TOTALS, SINCE, totals, m, T, DECAY, WIDE)
-    of_first = _logs(TOTALS, SINCE, totals, first, T, DECAY, WIDE)
+    totals = (b * (H // S.GROUP) + g) * T
+    if S.DECAY:
+        of_head = (b * (H // S.GROUP) + g) * padded
+        SINCE, KEPT = SINCE + of_head, KEPT + (of_head + j)
+    origin = _totals(TOTALS, totals, first, T, S.DECAY)
+    of_query = _logs(TOTALS, SINCE, totals, m, T, S)
+    of_first = _logs(TOTALS, SINCE, totals, first, T, S)
     acc = tl.zeros((BM, BE), tl.float32)
     z = tl.zeros((BM,), tl.float32)
-    whole = first // BN * BN if CAUSAL else T // BN * BN  # keys before this need no mask
-    end = whole + tl.cdiv(BM, BN) * BN if CAUSAL else T
-    for start in range(0, whole, BN):
+    whole = first // S.BN * S.BN if S.CAUSAL else T // S.BN * S.BN  # keys before this need no mask
+    end = whole + tl.cdiv(S.BM, S.BN) * S.BN if S.CAUSAL else T
+    for start in range(0, whole, S.BN):
         n = start + j
-        k, v = load_tile(K, k_t, start, j, d, T, D, True), load_tile(V, v_t, start, j, e, T, E, True)
+        k, v = load_tile(K, k_t, start, j, d, T, S.D, True), load_tile(V, v_t, start, j, e, T, S.E, True)
         of_line = _kept_of_lines(
-            KEPT, start, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY, BN
+            KEPT, start, origin, _totals(TOTALS, totals, start + S.BN - 1, T, S.DECAY), S.DECAY, S.BN
         )
-        acc, z = _add_keys(
-            acc, z, q, k, v, m, n, T, of_line[None, :], C, FORM, DECAY, False, CAUSAL, SUMS, OPERAND, PRECISION
-        )  # fmt: skip
-    if DECAY:
-        kept = _kept_of_pairs(of_query, of_first, DECAY, WIDE)
+        acc, z = _add_keys(acc, z, q, k, v, m, n, T, of_line[None, :], S, False)
+    if S.DECAY:
+        kept = _kept_of_pairs(of_query, of_first, S)
         acc, z = acc * kept[:, None], z * kept
-    for start in range(whole, end, BN):
+    for start in range(whole, end, S.BN):
         n = start + j
-        k, v = load_tile(K, k_t, start, j, d, T, D, False), load_tile(V, v_t, start, j, e, T, E, False)
-        of_key = _logs(TOTALS, SINCE, totals, n, T, DECAY, WIDE)
-        of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], DECAY, WIDE)
-        acc, z = _add_keys(
-            acc, z, q, k, v, m, n, T, of_pair, C, FORM, DECAY, True, CAUSAL, SUMS, OPERAND, PRECISION
-        )  # fmt: skip
-    seen = m + 1 if CAUSAL else m * 0 + T
-    divisor = divisor_of(z * of_weight, seen, eps, BY_SUM, BY_COUNT)
-    inside = (m < T)[:, None] & (e < E)[None, :]
+        k, v = load_tile(K, k_t, start, j, d, T, S.D, False), load_tile(V, v_t, start, j, e, T, S.E, False)
+        of_key = _logs(TOTALS, SINCE, totals, n, T, S)
+        of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], S)
+        acc, z = _add_keys(acc, z, q, k, v, m, n, T, of_pair, S, True)
+    seen = m + 1 if S.CAUSAL else m * 0 + T
+    divisor = divisor_of(z * of_weight, seen, eps, S.BY_SUM, S.BY_COUNT)
+    inside = (m < T)[:, None] & (e < S.E)[None, :]
     at = b * y_b + h * y_h + m[:, None] * y_t + e[None, :]
-    store_rows(Y, REST, at, acc * (of_weight / divisor)[:, None], inside, NARROW)
+    store_rows(Y, REST, at, acc * (of_weight / divisor)[:, None], inside, S.NARROW)
     tl.store(Z + (b * H + h) * total + m, divisor, mask=m < T)
 
 
@@ -335,31 +382,33 @@ def _row_sums(DZ, rows, m, T, BY_SUM: tl.constexpr, INSIDE: tl.constexpr):
 
 
 @triton.jit
-def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, C: tl.constexpr, FORM: tl.constexpr, BY_SUM: tl.constexpr,
-                 DECAY: tl.constexpr, MASKED: tl.constexpr, TOGETHER: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, S: tl.constexpr, MASKED: tl.constexpr):
     """Add one tile of queries to the gradients of a tile of keys; tiles are [keys, queries].
 
     Queries beyond the text have zeros for q, dn and dz and add nothing; gradients of keys beyond it are not stored.
     """
+    TOGETHER: tl.constexpr = S.MASKED_TOGETHER if MASKED else S.TOGETHER
+    OPERAND: tl.constexpr = S.OPERAND
+    PRECISION: tl.constexpr = S.PRECISION
     s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     if not TOGETHER:
-        w = _weight(s, kept, C, FORM, DECAY)
+        w = _weight(s, kept, S)
         if MASKED:
             w = tl.where(n[:, None] <= m[None, :], w, 0.0)
         dv = tl.dot(_operand(w, OPERAND), dn, dv, input_precision=PRECISION)
     dw = tl.dot(v.to(OPERAND), tl.trans(dn), input_precision=PRECISION)
-    if BY_SUM:
+    if S.BY_SUM:
         dw += dz[None, :]
     if TOGETHER:
-        w = _weight(s, kept, C, FORM, DECAY)
-    ds = dw * _slope(s, kept, C, FORM, DECAY)
+        w = _weight(s, kept, S)
+    ds = dw * _slope(s, kept, S)
     if MASKED:
         seen = n[:, None] <= m[None, :]
         ds = tl.where(seen, ds, 0.0)
         w = tl.where(seen, w, 0.0)
     if TOGETHER:
         dv = tl.dot(_operand(w, OPERAND), dn, dv, input_precision=PRECISION)
-    if DECAY:
+    if S.DECAY:
         dl += tl.sum(w * dw, 1).to(dl.dtype)  # unrounded weights: sums along the text cancel
     return tl.dot(_operand(ds, OPERAND), q.to(OPERAND), dk, input_precision=PRECISION), dv, dl
 
@@ -369,105 +418,104 @@ def _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, kept, C: tl.constexpr, FORM:
 def _backward_keys(
     Q, K, V, DN, DZ, TOTALS, SINCE, KEPT, DK, DV, DL, PLACES,
     q_strides, k_strides, v_strides, n_strides, dk_strides, dv_strides,
-    T, H, padded, of_weight, of_slope,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, FORM: tl.constexpr, BY_SUM: tl.constexpr,
-    CAUSAL: tl.constexpr, DECAY: tl.constexpr, WIDE: tl.constexpr, INSIDE: tl.constexpr, TOGETHER: tl.constexpr, MASKED_TOGETHER: tl.constexpr,
-    OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    T, H, padded, of_weight, of_slope, S: tl.constexpr,
 ):  # fmt: skip
+    """dk, dv and the part of dL from columns, of a tile of keys of one key-value head."""
+    BD: tl.constexpr = S.BD
+    BE: tl.constexpr = S.BE
+    BN: tl.constexpr = S.BN
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
     n_b, n_t, n_h = n_strides
     dk_b, dk_t, dk_h = dk_strides
     dv_b, dv_t, dv_h = dv_strides
-    first, total = tl.program_id(0) * BN, T
+    first, total = tl.program_id(0) * S.BN, T
     if PLACES is not None:
         begin, T, index, _ = place_of(PLACES, tl.program_id(0), tl.num_programs(0))
-        first = index * BN
+        first = index * S.BN
         Q, K, V = Q + begin * q_t, K + begin * k_t, V + begin * v_t
-        DN, DZ = DN + begin * n_t, DZ + begin if BY_SUM else DZ
+        DN, DZ = DN + begin * n_t, DZ + begin if S.BY_SUM else DZ
         DK, DV = DK + begin * dk_t, DV + begin * dv_t
-    kv_heads = H // GROUP
+    kv_heads = H // S.GROUP
     b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
-    i, j = tl.arange(0, BM), tl.arange(0, BN)
+    i, j = tl.arange(0, S.BM), tl.arange(0, S.BN)
     n = first + j
-    d, e = tl.arange(0, BD), tl.arange(0, BE)
-    k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
-    v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
+    d, e = tl.arange(0, S.BD), tl.arange(0, S.BE)
+    k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, S.D)
+    v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, S.E)
     totals = (b * kv_heads + g) * T
-    if DECAY:
+    if S.DECAY:
         SINCE, KEPT = SINCE + (b * kv_heads + g) * padded, KEPT + (b * kv_heads + g) * padded
-    origin = _totals(TOTALS, totals, first + BN - 1, T, DECAY)
+    origin = _totals(TOTALS, totals, first + S.BN - 1, T, S.DECAY)
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
-    dl = tl.zeros((BN,), tl.float64 if WIDE else tl.float32)
-    begin = first // BM * BM if CAUSAL else 0
-    whole = tl.cdiv(first + BN, BM) * BM if CAUSAL else 0  # from here on, queries see the whole tile
-    for member in range(GROUP):
-        h = g * GROUP + member
+    dl = tl.zeros((BN,), tl.float64 if S.WIDE else tl.float32)
+    begin = first // S.BM * S.BM if S.CAUSAL else 0
+    whole = tl.cdiv(first + S.BN, S.BM) * S.BM if S.CAUSAL else 0  # from here on, queries see the whole tile
+    for member in range(S.GROUP):
+        h = g * S.GROUP + member
         q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * total
-        for start in range(whole, T, BM):
+        for start in range(whole, T, S.BM):
             m = start + i
             q, dn = (
-                load_tile(q_at, q_t, start, i, d, T, D, INSIDE),
-                load_tile(dn_at, n_t, start, i, e, T, E, INSIDE),
+                load_tile(q_at, q_t, start, i, d, T, S.D, S.INSIDE),
+                load_tile(dn_at, n_t, start, i, e, T, S.E, S.INSIDE),
             )
-            dz = _row_sums(DZ, rows, m, T, BY_SUM, INSIDE)
-            of_line = _kept_of_lines(KEPT, m, _totals(TOTALS, totals, start, T, DECAY), origin, DECAY, BM)
-            dk, dv, dl = _add_queries(
-                dk, dv, dl, k, v, q, dn, dz, m, n, of_line[None, :], C, FORM, BY_SUM, DECAY, False, TOGETHER, OPERAND, PRECISION
-            )  # fmt: skip
-    of_key = _logs(TOTALS, SINCE, totals, n, T, DECAY, WIDE)
-    if DECAY:
-        last = _logs(TOTALS, SINCE, totals, first + BN - 1, T, DECAY, WIDE)
-        kept = _kept_of_pairs(last, of_key, DECAY, WIDE)
+            dz = _row_sums(DZ, rows, m, T, S.BY_SUM, S.INSIDE)
+            of_line = _kept_of_lines(
+                KEPT, m, _totals(TOTALS, totals, start, T, S.DECAY), origin, S.DECAY, S.BM
+            )
+            dk, dv, dl = _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, of_line[None, :], S, False)
+    of_key = _logs(TOTALS, SINCE, totals, n, T, S)
+    if S.DECAY:
+        last = _logs(TOTALS, SINCE, totals, first + S.BN - 1, T, S)
+        kept = _kept_of_pairs(last, of_key, S)
         dk, dv, dl = dk * kept[:, None], dv * kept[:, None], dl * kept
-    for member in range(GROUP):
-        h = g * GROUP + member
+    for member in range(S.GROUP):
+        h = g * S.GROUP + member
         q_at, dn_at, rows = Q + b * q_b + h * q_h, DN + b * n_b + h * n_h, (b * H + h) * total
-        for start in range(begin, tl.minimum(whole, T), BM):
+        for start in range(begin, tl.minimum(whole, T), S.BM):
             m = start + i
             q, dn = (
-                load_tile(q_at, q_t, start, i, d, T, D, INSIDE),
-                load_tile(dn_at, n_t, start, i, e, T, E, INSIDE),
+                load_tile(q_at, q_t, start, i, d, T, S.D, S.INSIDE),
+                load_tile(dn_at, n_t, start, i, e, T, S.E, S.INSIDE),
             )
             dz, of_query = (
-                _row_sums(DZ, rows, m, T, BY_SUM, INSIDE),
-                _logs(TOTALS, SINCE, totals, m, T, DECAY, WIDE),
+                _row_sums(DZ, rows, m, T, S.BY_SUM, S.INSIDE),
+                _logs(TOTALS, SINCE, totals, m, T, S),
             )
-            of_pair = _kept_of_pairs(of_query[None, :], of_key[:, None], DECAY, WIDE)
-            dk, dv, dl = _add_queries(
-                dk, dv, dl, k, v, q, dn, dz, m, n, of_pair, C, FORM, BY_SUM, DECAY, True, MASKED_TOGETHER, OPERAND, PRECISION
-            )  # fmt: skip
+            of_pair = _kept_of_pairs(of_query[None, :], of_key[:, None], S)
+            dk, dv, dl = _add_queries(dk, dv, dl, k, v, q, dn, dz, m, n, of_pair, S, True)
     dk, dv = dk * of_slope, dv * of_weight
-    inside_d = (n < T)[:, None] & (d < D)[None, :]
-    inside_e = (n < T)[:, None] & (e < E)[None, :]
+    inside_d = (n < T)[:, None] & (d < S.D)[None, :]
+    inside_e = (n < T)[:, None] & (e < S.E)[None, :]
     tl.store(
         DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :], dk.to(DK.dtype.element_ty), mask=inside_d
     )
     tl.store(
         DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :], dv.to(DV.dtype.element_ty), mask=inside_e
     )
-    if DECAY:
+    if S.DECAY:
         tl.store(DL + totals + n, dl * of_weight, mask=n < T)
 
 
 @triton.jit
-def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, kept, C: tl.constexpr, FORM: tl.constexpr, BY_SUM: tl.constexpr,
-                       DECAY: tl.constexpr, MASKED: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, kept, S: tl.constexpr, MASKED: tl.constexpr):
     """Add one tile of keys to the gradient of a tile of queries; keys beyond the text are zeros and add nothing."""
+    OPERAND: tl.constexpr = S.OPERAND
+    PRECISION: tl.constexpr = S.PRECISION
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     dw = tl.dot(dn, tl.trans(v.to(OPERAND)), input_precision=PRECISION)
-    if BY_SUM:
+    if S.BY_SUM:
         dw += dz[:, None]
     if MASKED:
         dw = tl.where(n[None, :] <= m[:, None], dw, 0.0)
-    ds = dw * _slope(s, kept, C, FORM, DECAY)
-    if DECAY and FORM == "square":
+    ds = dw * _slope(s, kept, S)
+    if S.DECAY and S.FORM == "square":
         dl += tl.sum(ds * s, 1).to(dl.dtype)
-    elif DECAY:
-        dl += tl.sum(dw * _weight(s, kept, C, FORM, DECAY), 1).to(dl.dtype)
+    elif S.DECAY:
+        dl += tl.sum(dw * _weight(s, kept, S), 1).to(dl.dtype)
     return tl.dot(_operand(ds, OPERAND), k.to(OPERAND), dq, input_precision=PRECISION), dl
 
 
@@ -476,68 +524,68 @@ def _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, kept, C: tl.constexpr, FOR
 def _backward_queries(
     Q, K, V, DN, DZ, TOTALS, SINCE, KEPT, DQ, DL, PLACES,
     q_strides, k_strides, v_strides, n_strides, dq_strides,
-    T, H, padded, of_weight, of_slope,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, FORM: tl.constexpr, BY_SUM: tl.constexpr,
-    CAUSAL: tl.constexpr, DECAY: tl.constexpr, WIDE: tl.constexpr, INSIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    T, H, padded, of_weight, of_slope, S: tl.constexpr,
 ):  # fmt: skip
+    """dq and the part of dL from rows, of a tile of queries of one head."""
+    BD: tl.constexpr = S.BD
+    BM: tl.constexpr = S.BM
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
     n_b, n_t, n_h = n_strides
     dq_b, dq_t, dq_h = dq_strides
-    first, total = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, T
+    first, total = (tl.num_programs(0) - 1 - tl.program_id(0)) * S.BM, T
     if PLACES is not None:
         begin, T, index, _ = place_of(PLACES, tl.num_programs(0) - 1 - tl.program_id(0), tl.num_programs(0))
-        first = index * BM
+        first = index * S.BM
         Q, K, V = Q + begin * q_t, K + begin * k_t, V + begin * v_t
-        DN, DZ, DQ = DN + begin * n_t, DZ + begin if BY_SUM else DZ, DQ + begin * dq_t
+        DN, DZ, DQ = DN + begin * n_t, DZ + begin if S.BY_SUM else DZ, DQ + begin * dq_t
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
-    g = h // GROUP
-    i, j = tl.arange(0, BM), tl.arange(0, BN)
+    g = h // S.GROUP
+    i, j = tl.arange(0, S.BM), tl.arange(0, S.BN)
     m = first + i
-    d, e = tl.arange(0, BD), tl.arange(0, BE)
-    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
-    dn = load_rows(DN + b * n_b + h * n_h, n_t, m, e, T, E)
-    dz = _row_sums(DZ, (b * H + h) * total, m, T, BY_SUM, False)
+    d, e = tl.arange(0, S.BD), tl.arange(0, S.BE)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, S.D)
+    dn = load_rows(DN + b * n_b + h * n_h, n_t, m, e, T, S.E)
+    dz = _row_sums(DZ, (b * H + h) * total, m, T, S.BY_SUM, False)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    totals = (b * (H // GROUP) + g) * T
-    if DECAY:
-        SINCE, KEPT = SINCE + (b * (H // GROUP) + g) * padded, KEPT + ((b * (H // GROUP) + g) * padded + j)
-    origin = _totals(TOTALS, totals, first, T, DECAY)
-    of_query = _logs(TOTALS, SINCE, totals, m, T, DECAY, WIDE)
-    of_first = _logs(TOTALS, SINCE, totals, first, T, DECAY, WIDE)
+    totals = (b * (H // S.GROUP) + g) * T
+    if S.DECAY:
+        of_head = (b * (H // S.GROUP) + g) * padded
+        SINCE, KEPT = SINCE + of_head, KEPT + (of_head + j)
+    origin = _totals(TOTALS, totals, first, T, S.DECAY)
+    of_query = _logs(TOTALS, SINCE, totals, m, T, S)
+    of_first = _logs(TOTALS, SINCE, totals, first, T, S)
     dq = tl.zeros((BM, BD), tl.float32)
-    dl = tl.zeros((BM,), tl.float64 if WIDE else tl.float32)
-    whole = first // BN * BN if CAUSAL else T
-    end = whole + tl.cdiv(BM, BN) * BN if CAUSAL else T
-    for start in range(0, whole, BN):
+    dl = tl.zeros((BM,), tl.float64 if S.WIDE else tl.float32)
+    whole = first // S.BN * S.BN if S.CAUSAL else T
+    end = whole + tl.cdiv(S.BM, S.BN) * S.BN if S.CAUSAL else T
+    for start in range(0, whole, S.BN):
         n = start + j
-        k, v = load_tile(K, k_t, start, j, d, T, D, INSIDE), load_tile(V, v_t, start, j, e, T, E, INSIDE)
-        of_line = _kept_of_lines(
-            KEPT, start, origin, _totals(TOTALS, totals, start + BN - 1, T, DECAY), DECAY, BN
+        k, v = (
+            load_tile(K, k_t, start, j, d, T, S.D, S.INSIDE),
+            load_tile(V, v_t, start, j, e, T, S.E, S.INSIDE),
         )
-        dq, dl = _add_keys_to_query(
-            dq, dl, q, dn, dz, k, v, m, n, of_line[None, :], C, FORM, BY_SUM, DECAY, False, OPERAND, PRECISION
-        )  # fmt: skip
-    if DECAY:
-        kept = _kept_of_pairs(of_query, of_first, DECAY, WIDE)
+        of_line = _kept_of_lines(
+            KEPT, start, origin, _totals(TOTALS, totals, start + S.BN - 1, T, S.DECAY), S.DECAY, S.BN
+        )
+        dq, dl = _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, of_line[None, :], S, False)
+    if S.DECAY:
+        kept = _kept_of_pairs(of_query, of_first, S)
         dq, dl = dq * kept[:, None], dl * kept
-    for start in range(whole, end, BN):
+    for start in range(whole, end, S.BN):
         n = start + j
-        k, v = load_tile(K, k_t, start, j, d, T, D, False), load_tile(V, v_t, start, j, e, T, E, False)
-        of_key = _logs(TOTALS, SINCE, totals, n, T, DECAY, WIDE)
-        of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], DECAY, WIDE)
-        dq, dl = _add_keys_to_query(
-            dq, dl, q, dn, dz, k, v, m, n, of_pair, C, FORM, BY_SUM, DECAY, True, OPERAND, PRECISION
-        )  # fmt: skip
+        k, v = load_tile(K, k_t, start, j, d, T, S.D, False), load_tile(V, v_t, start, j, e, T, S.E, False)
+        of_key = _logs(TOTALS, SINCE, totals, n, T, S)
+        of_pair = _kept_of_pairs(of_query[:, None], of_key[None, :], S)
+        dq, dl = _add_keys_to_query(dq, dl, q, dn, dz, k, v, m, n, of_pair, S, True)
     dq *= of_slope
-    inside = (m < T)[:, None] & (d < D)[None, :]
+    inside = (m < T)[:, None] & (d < S.D)[None, :]
     tl.store(
         DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq.to(DQ.dtype.element_ty), mask=inside
     )
-    if DECAY:
+    if S.DECAY:
         tl.store(DL + (b * H + h) * T + m, dl * of_weight, mask=m < T)
 
 
@@ -563,15 +611,11 @@ def _forward_launch(
     numbers = (
         q.strides[:3], k.strides[:3], v.strides[:3], y.strides[:3], tokens, heads, _padded(tokens, decays), call.eps, form.of_weight
     )  # fmt: skip
-    options = {
-        **_options(q, k, v, call, decays),
-        **tile,
-        "BY_COUNT": call.divisor == "count",
-        "NARROW": call.narrow,
-        "SUMS": _kind_of_sums(q, call),
-    }
+    settings = _settings(q, k, v, call, decays, tile)._replace(
+        BY_COUNT=call.divisor == "count", NARROW=call.narrow, SUMS=_kind_of_sums(q, call)
+    )
     grid = _tiles(tokens, tile["BM"], sequences), batch * heads
-    start = prepared(_forward, grid, numbers, options)
+    start = prepared(_forward, grid, numbers, with_settings(settings, tile))
     return _Forward(start, tile["BM"], tile["BN"])
 
 
@@ -625,30 +669,29 @@ def _backward_launch(
 ) -> _Backward:
     batch, tokens, heads, _ = q.shape
     of_keys, of_queries = (_tile(tile, q, v, tokens) for tile in tiles)
-    form, options = _form(call, _largest(q, v)), _options(q, k, v, call, decays)
+    form = _form(call, _largest(q, v))
     strides = q.strides[:3], k.strides[:3], v.strides[:3]
     dn = _contiguous((*q.shape[:3], v.shape[3]))
     numbers = tokens, heads, _padded(tokens, decays), form.of_weight, form.of_slope
+    # weights and their gradients at the same time: in tiles with a mask, and with a decay gate. Without one it is
+    # slower, and larger heads have too few registers
+    small = _largest(q, v) <= 64
+    settings = _settings(q, k, v, call, decays, of_keys)._replace(
+        INSIDE=tokens % of_keys["BM"] == 0 and not sequences, TOGETHER=decays and small, MASKED_TOGETHER=small
+    )
     keys = prepared(
         _backward_keys,
         (_tiles(tokens, of_keys["BN"], sequences), batch * k.shape[2]),
         (*strides, dn, _contiguous(k.shape), _contiguous(v.shape), *numbers),
-        options
-        | of_keys
-        | {
-            "INSIDE": tokens % of_keys["BM"] == 0 and not sequences,
-            # weights and their gradients at the same time: in tiles with a mask, and with a decay gate. Without
-            # one it is slower, and larger heads have too few registers
-            "TOGETHER": decays and _largest(q, v) <= 64,
-            "MASKED_TOGETHER": _largest(q, v) <= 64,
-        },
+        with_settings(settings, of_keys),
     )
     inside = call.causal or (tokens % of_queries["BN"] == 0 and not sequences)
+    settings = _settings(q, k, v, call, decays, of_queries)._replace(INSIDE=inside)
     queries = prepared(
         _backward_queries,
         (_tiles(tokens, of_queries["BM"], sequences), batch * heads),
         (*strides, dn, _contiguous(q.shape), *numbers),
-        options | of_queries | {"INSIDE": inside},
+        with_settings(settings, of_queries),
     )
     return _Backward(keys, queries, (of_keys["BN"], of_keys["BM"]), (of_queries["BM"], of_queries["BN"]))
 
@@ -694,17 +737,30 @@ def backward(
     return dq, dk, dv, totals_backward(log_decay, of_rows, of_keys)
 
 
-def _options(q: Layout, k: Layout, v: Layout, call: Call, decays: bool) -> dict[str, Any]:
-    """The compile-time arguments of all three passes, without tiles."""
-    return {
-        **_sizes(q, k, v),
-        "C": call.coefficients,
-        "FORM": _form(call, _largest(q, v)).kind,
-        "BY_SUM": call.divisor == "sum",
-        "CAUSAL": call.causal,
-        "DECAY": decays,
-        "WIDE": _is_wide(q),
-    }
+def _settings(q: Layout, k: Layout, v: Layout, call: Call, decays: bool, tile: dict[str, int]) -> Settings:
+    d, e = q.shape[3], v.shape[3]
+    return Settings(
+        GROUP=q.shape[2] // k.shape[2],
+        D=d,
+        E=e,
+        BD=width(d),
+        BE=width(e),
+        BM=tile["BM"],
+        BN=tile["BN"],
+        C=call.coefficients,
+        FORM=_form(call, _largest(q, v)).kind,
+        BY_SUM=call.divisor == "sum",
+        BY_COUNT=False,
+        CAUSAL=call.causal,
+        DECAY=decays,
+        WIDE=_is_wide(q),
+        NARROW=False,
+        SUMS="none",
+        INSIDE=False,
+        TOGETHER=False,
+        MASKED_TOGETHER=False,
+        **operand_options(q),  # weights and score gradients may leave the range of fp16
+    )
 
 
 def _largest(q: Layout, v: Layout) -> int:
@@ -737,15 +793,3 @@ def _tile(tiles: tuple[Tile, Tile], q: Tensor | Layout, v: Tensor | Layout, toke
         return options
     options.pop("maxnreg", None)
     return options | {"BM": min(64, options["BM"]), "BN": min(32, options["BN"]), "num_warps": 8}
-
-
-def _sizes(q: Tensor | Layout, k: Tensor | Layout, v: Tensor | Layout) -> dict[str, Any]:
-    d, e = q.shape[3], v.shape[3]
-    return {
-        "GROUP": q.shape[2] // k.shape[2],
-        "D": d,
-        "E": e,
-        "BD": width(d),
-        "BE": width(e),
-        **operand_options(q),  # weights and score gradients may leave the range of fp16
-    }

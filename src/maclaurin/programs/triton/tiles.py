@@ -10,6 +10,7 @@ A program that needs one entry of every token then reads 64 tokens from one cont
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -175,6 +176,11 @@ def tile_options(
         "num_stages": tile.stages,
         **({"maxnreg": tile.registers} if tile.registers else {}),
     }
+
+
+def with_settings(settings: NamedTuple, tile: dict[str, int]) -> dict[str, Any]:
+    """The compile-time arguments of a launch: its settings (S), and the options of triton that a tile has."""
+    return {"S": settings, **{name: value for name, value in tile.items() if name not in ("BM", "BN")}}
 
 
 def row_tiles(y: Tensor | Layout) -> tuple[tuple[int], tuple[int, int, int], dict[str, int]]:
