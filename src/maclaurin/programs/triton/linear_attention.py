@@ -323,6 +323,16 @@ def _sums_at(STATE_Z, place, d, S: tl.constexpr):
 
 
 @triton.jit
+def _add_state(acc, z, q, STATE, STATE_Z, place, d, e, S: tl.constexpr):
+    """Add keys of earlier chunks to rows: y += Sᵀ φ(q), z += φ(q)·Σ φ(k)."""
+    PRECISION: tl.constexpr = S.PRECISION
+    acc = tl.dot(q, _state_at(STATE, place, d, e, S), acc, input_precision=PRECISION)
+    if S.BY_SUM:
+        z += tl.sum(q.to(tl.float32) * _sums_at(STATE_Z, place, d, S)[None, :], 1)
+    return acc, z
+
+
+@triton.jit
 def _normed(y, inside, factor, E: tl.constexpr, CENTRED: tl.constexpr):
     """factor·a/‖a‖ and factor/‖a‖ of each row, a = y or y − mean(y); a row of zeros stays zero."""
     if CENTRED:
@@ -367,17 +377,13 @@ def _rows(
     z = tl.zeros((C,), tl.float32)
     if S.JOINED:  # earlier segments; without a causal mask, everything
         place = row * segments + chunk // per_segment if S.CAUSAL else row
-        acc = tl.dot(q, _state_at(PAST, place, d, e, S), acc, input_precision=PRECISION)
-        if S.BY_SUM:
-            z += tl.sum(q.to(tl.float32) * _sums_at(PAST_Z, place, d, S)[None, :], 1)
+        acc, z = _add_state(acc, z, q, PAST, PAST_Z, place, d, e, S)
         if S.DECAY:
             seen = tl.exp(tl.load(CHUNK_LOG + row * chunks + chunk))
             acc, z = acc * seen, z * seen
     if S.CAUSAL:
         place = row * chunks + chunk
-        acc = tl.dot(q, _state_at(STATE, place, d, e, S), acc, input_precision=PRECISION)
-        if S.BY_SUM:
-            z += tl.sum(q.to(tl.float32) * _sums_at(STATE_Z, place, d, S)[None, :], 1)
+        acc, z = _add_state(acc, z, q, STATE, STATE_Z, place, d, e, S)
         if S.DECAY:
             seen_of_past = tl.exp(log.to(tl.float32))
             acc, z = acc * seen_of_past[:, None], z * seen_of_past
@@ -529,6 +535,77 @@ def _gradient_states(
 
 
 @triton.jit
+def _add_later_rows(dk, dv, k, v, R, RZ, place, d, e, S: tl.constexpr):
+    """Add rows of later chunks: dφ(k) += R (i v) + Σ dz φ(q), d(i v) += Rᵀ φ(k)."""
+    PRECISION: tl.constexpr = S.PRECISION
+    r = _state_at(R, place, d, e, S)
+    dk = tl.dot(v, tl.trans(r), dk, input_precision=PRECISION)
+    dv = tl.dot(k, r, dv, input_precision=PRECISION)
+    if S.BY_SUM:
+        dk += _sums_at(RZ, place, d, S)[None, :]
+    return dk, dv
+
+
+@triton.jit
+def _add_earlier_keys(dq, dn, low, dz, STATE, STATE_Z, place, d, e, S: tl.constexpr):
+    """Add keys of earlier chunks: dφ(q) += S dn + dz Σ φ(k)."""
+    PRECISION: tl.constexpr = S.PRECISION
+    state = tl.trans(_state_at(STATE, place, d, e, S))
+    dq = tl.dot(dn, state, dq, input_precision=PRECISION)
+    if S.NORM:
+        dq = tl.dot(low, state, dq, input_precision=PRECISION)
+    if S.BY_SUM:
+        dq += dz[:, None] * _sums_at(STATE_Z, place, d, S)[None, :]
+    return dq
+
+
+@triton.jit
+def _add_pairs(dq, dk, dv, of_rows, q, k, v, dn, low, dz, log, i, S: tl.constexpr):
+    """Add pairs within the chunk: g to dφ(q) and dφ(k), w to d(i v); to of_rows, Σ g φ(q)·φ(k) as row less as key."""
+    OPERAND: tl.constexpr = S.OPERAND
+    PRECISION: tl.constexpr = S.PRECISION
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    ds = tl.dot(dn, tl.trans(v), input_precision=PRECISION)
+    if S.NORM:
+        ds = tl.dot(low, tl.trans(v), ds, input_precision=PRECISION)
+    if S.BY_SUM:
+        ds += dz[:, None]
+    visible = i[None, :] <= i[:, None]
+    if S.DECAY:
+        between = tl.exp(tl.minimum((log[:, None] - log[None, :]).to(tl.float32), 0.0))
+        ds *= between
+        pairs = tl.where(visible, ds * s, 0.0)
+        of_rows += tl.sum(pairs, 1) - tl.sum(pairs, 0)
+        s *= between
+    w = tl.where(visible, s, 0.0).to(OPERAND)
+    ds = tl.where(visible, ds, 0.0).to(OPERAND)
+    dv = tl.dot(tl.trans(w), dn, dv, input_precision=PRECISION)
+    dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
+    dq = tl.dot(ds, k, dq, input_precision=PRECISION)
+    return dq, dk, dv, of_rows
+
+
+@triton.jit
+def _across(
+    STATE, STATE_Z, PAST, PAST_Z, before, R, RZ, LATER, LATER_Z, after, place, past, d, e, S: tl.constexpr
+):  # fmt: skip
+    """Σ g φ(q)·φ(k) over keys of earlier chunks and rows of later ones, without the decay of the chunk between them."""
+    keys = _state_at(STATE, place, d, e, S).to(tl.float32)
+    rows = _state_at(R, place, d, e, S).to(tl.float32)
+    if S.JOINED:
+        keys += before * _state_at(PAST, past, d, e, S).to(tl.float32)
+        rows += after * _state_at(LATER, past, d, e, S).to(tl.float32)
+    across = tl.sum(tl.sum(keys * rows, 1), 0)
+    if S.BY_SUM:
+        keys_z, rows_z = _sums_at(STATE_Z, place, d, S), _sums_at(RZ, place, d, S)
+        if S.JOINED:
+            keys_z += before * _sums_at(PAST_Z, past, d, S)
+            rows_z += after * _sums_at(LATER_Z, past, d, S)
+        across += tl.sum(keys_z * rows_z, 0)
+    return across
+
+
+@triton.jit
 def rows_of(b, h, H, T, first):
     """The index of row (b, first, h) in a contiguous tensor [B, T, H, ·]."""
     return (b * T + first) * H + h
@@ -545,13 +622,12 @@ def _gradients(
     """dq, dk, dv and the gradients of both gates for one chunk of one key-value head; dq of all its query heads.
 
     Under a norm, dn is orthogonal to the row. Rows of few or small weights are sensitive to an error in that, so the
-    rounding error of dn is multiplied too.
+    rounding error of dn, `low`, is multiplied too.
     """
     C: tl.constexpr = S.C
     BD: tl.constexpr = S.BD
     BE: tl.constexpr = S.BE
     OPERAND: tl.constexpr = S.OPERAND
-    PRECISION: tl.constexpr = S.PRECISION
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
@@ -581,23 +657,15 @@ def _gradients(
     dk = tl.zeros((C, BD), tl.float32)
     dv = tl.zeros((C, BE), tl.float32)
     if S.JOINED:
-        later = _state_at(LATER, past, d, e, S)
-        dk = tl.dot(v, tl.trans(later), dk, input_precision=PRECISION)
-        dv = tl.dot(k, later, dv, input_precision=PRECISION)
-        if S.BY_SUM:
-            dk += _sums_at(LATER_Z, past, d, S)[None, :]
+        dk, dv = _add_later_rows(dk, dv, k, v, LATER, LATER_Z, past, d, e, S)
         if S.DECAY:
             dk, dv = dk * after, dv * after
     if S.CAUSAL:
-        r = _state_at(R, place, d, e, S)
-        dk = tl.dot(v, tl.trans(r), dk, input_precision=PRECISION)
-        dv = tl.dot(k, r, dv, input_precision=PRECISION)
-        if S.BY_SUM:
-            dk += _sums_at(RZ, place, d, S)[None, :]
+        dk, dv = _add_later_rows(dk, dv, k, v, R, RZ, place, d, e, S)
+    of_rows = tl.zeros((C,), tl.float32)
     if S.DECAY:
         dk, dv = dk * kept[:, None], dv * kept[:, None]
         of_later = tl.sum(k.to(tl.float32) * dk, 1)  # Σ g φ(q)·φ(k) over rows of later chunks
-        of_rows = tl.zeros((C,), tl.float32)
     for member in range(S.GROUP):
         h = g * S.GROUP + member
         q_raw = _tile(Q + b * q_b + h * q_h, first, q_t, i, d, left, S.D)
@@ -606,47 +674,19 @@ def _gradients(
             DY, Y, REST, STAT, BEFORE, o_strides, y_strides, b, h, H, T, chunk, first, i, e, left, scale, S, False
         )  # fmt: skip
         dn = wide.to(OPERAND)
-        if S.NORM:
-            low = (wide - dn.to(tl.float32)).to(OPERAND)
+        low = (wide - dn.to(tl.float32)).to(OPERAND)
         dz = _column(DZ, (b * H + h) * T + first, 1, i, left, S.BY_SUM, 0.0)
         dq = tl.zeros((C, BD), tl.float32)
         if S.JOINED:
-            state = tl.trans(_state_at(PAST, past, d, e, S))
-            dq = tl.dot(dn, state, dq, input_precision=PRECISION)
-            if S.NORM:
-                dq = tl.dot(low, state, dq, input_precision=PRECISION)
-            if S.BY_SUM:
-                dq += dz[:, None] * _sums_at(PAST_Z, past, d, S)[None, :]
+            dq = _add_earlier_keys(dq, dn, low, dz, PAST, PAST_Z, past, d, e, S)
             if S.DECAY:
                 dq *= before
         if S.CAUSAL:
-            state = tl.trans(_state_at(STATE, place, d, e, S))
-            dq = tl.dot(dn, state, dq, input_precision=PRECISION)
-            if S.NORM:
-                dq = tl.dot(low, state, dq, input_precision=PRECISION)
-            if S.BY_SUM:
-                dq += dz[:, None] * _sums_at(STATE_Z, place, d, S)[None, :]
+            dq = _add_earlier_keys(dq, dn, low, dz, STATE, STATE_Z, place, d, e, S)
             if S.DECAY:
                 dq *= seen[:, None]
                 of_rows += tl.sum(q.to(tl.float32) * dq, 1)
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            ds = tl.dot(dn, tl.trans(v), input_precision=PRECISION)
-            if S.NORM:
-                ds = tl.dot(low, tl.trans(v), ds, input_precision=PRECISION)
-            if S.BY_SUM:
-                ds += dz[:, None]
-            visible = i[None, :] <= i[:, None]
-            if S.DECAY:
-                between = tl.exp(tl.minimum((log[:, None] - log[None, :]).to(tl.float32), 0.0))
-                ds *= between
-                pairs = tl.where(visible, ds * s, 0.0)
-                of_rows += tl.sum(pairs, 1) - tl.sum(pairs, 0)
-                s *= between
-            w = tl.where(visible, s, 0.0).to(OPERAND)
-            ds = tl.where(visible, ds, 0.0).to(OPERAND)
-            dv = tl.dot(tl.trans(w), dn, dv, input_precision=PRECISION)
-            dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
-            dq = tl.dot(ds, k, dq, input_precision=PRECISION)
+            dq, dk, dv, of_rows = _add_pairs(dq, dk, dv, of_rows, q, k, v, dn, low, dz, log, i, S)
         dq = _through_features(dq, q_raw, S)
         at = DQ + rows_of(b, h, H, T, first) * S.D + i[:, None] * (H * S.D) + d[None, :]
         tl.store(at, dq.to(DQ.dtype.element_ty), mask=inside_d)
@@ -661,18 +701,9 @@ def _gradients(
     at = DV + rows_of(b, g, heads, T, first) * S.E + i[:, None] * (heads * S.E) + e[None, :]
     tl.store(at, dv.to(DV.dtype.element_ty), mask=inside_e)
     if S.DECAY:
-        one = _state_at(STATE, place, d, e, S).to(tl.float32)
-        other = _state_at(R, place, d, e, S).to(tl.float32)
-        if S.JOINED:
-            one += before * _state_at(PAST, past, d, e, S).to(tl.float32)
-            other += after * _state_at(LATER, past, d, e, S).to(tl.float32)
-        across = tl.sum(tl.sum(one * other, 1), 0)
-        if S.BY_SUM:
-            state_z, other_z = _sums_at(STATE_Z, place, d, S), _sums_at(RZ, place, d, S)
-            if S.JOINED:
-                state_z += before * _sums_at(PAST_Z, past, d, S)
-                other_z += after * _sums_at(LATER_Z, past, d, S)
-            across += tl.sum(state_z * other_z, 0)
+        across = _across(
+            STATE, STATE_Z, PAST, PAST_Z, before, R, RZ, LATER, LATER_Z, after, place, past, d, e, S
+        )
         across *= tl.exp(end.to(tl.float32))
         # pairs s < t ≤ r: s and r in the chunk, only s, only r, neither
         of_rows = tl.sum(of_rows, 0) - tl.cumsum(of_rows, 0) + of_rows
