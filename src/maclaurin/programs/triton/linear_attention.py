@@ -19,6 +19,7 @@ R is the state of (q, dn) over all later chunks, as S is that of (k, v) over ear
 Σ g φ(q)·φ(k) over all pairs of a key s and a query r with s < t ≤ r; the program for t's chunk has all the parts.
 
 Tensors are [B, T, heads, size]; states [B·K, chunks, d, e] in the operands' dtype, their row sums [B·K, chunks, d] in fp32.
+In kernels, S are the `Settings`, and STATE and STATE_Z are the states S and their row sums; likewise R, PAST and LATER.
 """
 
 from __future__ import annotations
@@ -40,6 +41,48 @@ _LOWEST_LOG_FORGET = tl.constexpr(-200.0)
 WALKERS = 1024
 #: fewest chunks per segment
 LEAST_CHUNKS = 4
+
+
+class Settings(NamedTuple):
+    """The compile-time arguments of the kernels (S in kernels) but `_join`.
+
+    GROUP             query heads per key-value head
+    D, E, BD, BE      sizes of keys and values, and of their tiles
+    C                 tokens per chunk
+    PHI               the feature map, by name
+    BY_SUM, BY_COUNT  what rows are divided by; states have row sums under BY_SUM
+    COUNTED           whether there are keys before the text, which BY_COUNT counts too
+    NORM, CENTRED     whether rows are normed, and centred before that
+    RESTS             whether y has a rounding error
+    GATED, DECAY      whether there is an input gate, and a forget gate
+    CAUSAL, JOINED    whether rows read states of chunks, and states of whole segments
+    STARTED, TOTALS   whether states start from a given one, and whether those of whole segments are stored
+    WIDE              the dtype of totals of the log forget gate
+    OPERAND, PRECISION      how products are computed (tiles.py)
+    """
+
+    GROUP: int
+    D: int
+    E: int
+    BD: int
+    BE: int
+    C: int
+    PHI: str
+    BY_SUM: bool
+    BY_COUNT: bool
+    COUNTED: bool
+    NORM: bool
+    CENTRED: bool
+    RESTS: bool
+    GATED: bool
+    DECAY: bool
+    CAUSAL: bool
+    JOINED: bool
+    STARTED: bool
+    TOTALS: bool
+    WIDE: Any
+    OPERAND: Any
+    PRECISION: Any
 
 
 # ------------------------------------------------------------------------------------ shared helpers
@@ -69,11 +112,12 @@ def _column(X, at, x_t, i, left, PRESENT: tl.constexpr, DEFAULT: tl.constexpr):
 
 
 @triton.jit
-def _features(u, i, column, left, SIZE: tl.constexpr, PHI: tl.constexpr):
+def _features(u, i, d, left, S: tl.constexpr):
     """φ(u) in fp32, zero outside of the text and the head."""
+    PHI: tl.constexpr = S.PHI
     u = u.to(tl.float32)
     if PHI == "elu1":
-        inside = (i < left)[:, None] & (column < SIZE)[None, :]
+        inside = (i < left)[:, None] & (d < S.D)[None, :]
         x = tl.where(inside, tl.where(u > 0, u + 1.0, tl.exp(tl.minimum(u, 0.0))), 0.0)
     elif PHI == "relu":
         x = tl.maximum(u, 0.0)
@@ -92,8 +136,9 @@ def _inverse_length(u):
 
 
 @triton.jit
-def _through_features(dx, u, PHI: tl.constexpr):
+def _through_features(dx, u, S: tl.constexpr):
     """The gradient of u from that of φ(u)."""
+    PHI: tl.constexpr = S.PHI
     u = u.to(tl.float32)
     if PHI == "elu1":
         dx = tl.where(u >= 0, dx, dx * tl.exp(tl.minimum(u, 0.0)))
@@ -107,9 +152,10 @@ def _through_features(dx, u, PHI: tl.constexpr):
 
 
 @triton.jit
-def _log_totals(LOG, at, l_t, i, left, DECAY: tl.constexpr, WIDE: tl.constexpr):
+def _log_totals(LOG, at, l_t, i, left, S: tl.constexpr):
     """L from the start of the chunk up to and including each token, and at the end of the chunk."""
-    if DECAY:
+    WIDE: tl.constexpr = S.WIDE
+    if S.DECAY:
         log = tl.load(LOG + at + i * l_t, mask=i < left, other=0.0).to(WIDE)
         log = tl.maximum(log, _LOWEST_LOG_FORGET)
         totals, end = tl.cumsum(log, 0), tl.sum(log, 0)
@@ -123,17 +169,18 @@ def _log_totals(LOG, at, l_t, i, left, DECAY: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _start(INITIAL, row, away, d, e, D: tl.constexpr, E: tl.constexpr, SUMS: tl.constexpr, STARTED: tl.constexpr,
-           BD: tl.constexpr, BE: tl.constexpr):  # fmt: skip
+def _start(INITIAL, row, away, d, e, S: tl.constexpr):
     """State and row sums that a segment starts from: INITIAL for the segment at distance `away` = 0, else zeros."""
-    WIDTH: tl.constexpr = E + 1 if SUMS else E
-    if STARTED:
-        at = INITIAL + row * D * WIDTH + d * WIDTH
-        here = (d < D) & (d * 0 + away == 0)
-        state = tl.load(at[:, None] + e[None, :], mask=here[:, None] & (e < E)[None, :], other=0.0)
+    BD: tl.constexpr = S.BD
+    BE: tl.constexpr = S.BE
+    WIDTH: tl.constexpr = S.E + 1 if S.BY_SUM else S.E
+    if S.STARTED:
+        at = INITIAL + row * S.D * WIDTH + d * WIDTH
+        here = (d < S.D) & (d * 0 + away == 0)
+        state = tl.load(at[:, None] + e[None, :], mask=here[:, None] & (e < S.E)[None, :], other=0.0)
         sums = tl.zeros((BD,), tl.float32)
-        if SUMS:
-            sums = tl.load(at + E, mask=here, other=0.0)
+        if S.BY_SUM:
+            sums = tl.load(at + S.E, mask=here, other=0.0)
     else:
         state = tl.zeros((BD, BE), tl.float32)
         sums = tl.zeros((BD,), tl.float32)
@@ -141,75 +188,76 @@ def _start(INITIAL, row, away, d, e, D: tl.constexpr, E: tl.constexpr, SUMS: tl.
 
 
 @triton.jit
-def _store_state(S, Z, place, state, sums, d, e, D: tl.constexpr, E: tl.constexpr, SUMS: tl.constexpr):
+def _store_state(STATE, STATE_Z, place, state, sums, d, e, S: tl.constexpr):
     """Store the state of a chunk in the operands' dtype, its row sums in fp32."""
-    inside = (d < D)[:, None] & (e < E)[None, :]
-    at = S + place * D * E + d[:, None] * E + e[None, :]
-    tl.store(at, state.to(S.dtype.element_ty), mask=inside)
-    if SUMS:
-        tl.store(Z + place * D + d, sums, mask=d < D)
+    inside = (d < S.D)[:, None] & (e < S.E)[None, :]
+    at = STATE + place * S.D * S.E + d[:, None] * S.E + e[None, :]
+    tl.store(at, state.to(STATE.dtype.element_ty), mask=inside)
+    if S.BY_SUM:
+        tl.store(STATE_Z + place * S.D + d, sums, mask=d < S.D)
 
 
 @triton.jit
-def _store_total(TOTAL, place, state, sums, d, e, D: tl.constexpr, E: tl.constexpr, SUMS: tl.constexpr):
+def _store_total(TOTAL, place, state, sums, d, e, S: tl.constexpr):
     """Store state and row sums side by side in fp32, the layout of a state between calls."""
-    WIDTH: tl.constexpr = E + 1 if SUMS else E
-    at = TOTAL + place * D * WIDTH + d * WIDTH
-    inside = (d < D)[:, None] & (e < E)[None, :]
+    WIDTH: tl.constexpr = S.E + 1 if S.BY_SUM else S.E
+    at = TOTAL + place * S.D * WIDTH + d * WIDTH
+    inside = (d < S.D)[:, None] & (e < S.E)[None, :]
     tl.store(at[:, None] + e[None, :], state, mask=inside)
-    if SUMS:
-        tl.store(at + E, sums, mask=d < D)
+    if S.BY_SUM:
+        tl.store(at + S.E, sums, mask=d < S.D)
 
 
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _key_states(
-    K, V, GATE, LOG, INITIAL, S, Z, TOTAL, CHUNK_LOG, SEGMENT_LOG,
+    K, V, GATE, LOG, INITIAL, STATE, STATE_Z, TOTAL, CHUNK_LOG, SEGMENT_LOG,
     k_strides, v_strides, g_strides, l_strides,
-    T, heads, chunks, segments, per_segment,
-    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, PHI: tl.constexpr,
-    SUMS: tl.constexpr, GATED: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, CAUSAL: tl.constexpr,
-    TOTALS: tl.constexpr, WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    T, heads, chunks, segments, per_segment, S: tl.constexpr,
 ):  # fmt: skip
     """States before each chunk of one segment of one key-value head, and the total after it."""
+    C: tl.constexpr = S.C
+    WIDE: tl.constexpr = S.WIDE
+    OPERAND: tl.constexpr = S.OPERAND
+    PRECISION: tl.constexpr = S.PRECISION
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
     g_b, g_t, g_h = g_strides
     l_b, l_t, l_h = l_strides
     row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, g = row // heads, row % heads
-    i, d, e = tl.arange(0, C), tl.arange(0, BD), tl.arange(0, BE)
+    i, d, e = tl.arange(0, C), tl.arange(0, S.BD), tl.arange(0, S.BE)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
     gate_at, log_at = b * g_b + g * g_h, b * l_b + g * l_h
-    state, sums = _start(INITIAL, row, segment, d, e, D, E, SUMS, STARTED, BD, BE)
+    state, sums = _start(INITIAL, row, segment, d, e, S)
     since = tl.sum(tl.zeros((C,), WIDE), 0)
     for chunk in range(segment * per_segment, tl.minimum((segment + 1) * per_segment, chunks)):
         first = _first_token(chunk, C)
         left = T - chunk * C
-        if CAUSAL:
-            _store_state(S, Z, row * chunks + chunk, state, sums, d, e, D, E, SUMS)
-        k = _features(_tile(K, first, k_t, i, d, left, D), i, d, left, D, PHI).to(OPERAND)
-        v = _tile(V, first, v_t, i, e, left, E)
-        weight = _column(GATE, gate_at + first * g_t, g_t, i, left, GATED, 1.0)
-        if DECAY:
+        if S.CAUSAL:
+            _store_state(STATE, STATE_Z, row * chunks + chunk, state, sums, d, e, S)
+        k = _features(_tile(K, first, k_t, i, d, left, S.D), i, d, left, S).to(OPERAND)
+        v = _tile(V, first, v_t, i, e, left, S.E)
+        weight = _column(GATE, gate_at + first * g_t, g_t, i, left, S.GATED, 1.0)
+        if S.DECAY:
             tl.store(CHUNK_LOG + row * chunks + chunk, since.to(tl.float32))
-            log, end = _log_totals(LOG, log_at + first * l_t, l_t, i, left, DECAY, WIDE)
+            log, end = _log_totals(LOG, log_at + first * l_t, l_t, i, left, S)
             kept = tl.exp((end - log).to(tl.float32))
             weight *= kept
             carry = tl.exp(end.to(tl.float32))
             state, sums, since = state * carry, sums * carry, since + end
-        if GATED or DECAY:
+        if S.GATED or S.DECAY:
             v = v.to(tl.float32) * weight[:, None]
         state = tl.dot(tl.trans(k), v.to(OPERAND), state, input_precision=PRECISION)
-        if SUMS:
+        if S.BY_SUM:
             x = k.to(tl.float32)
-            if DECAY:
+            if S.DECAY:
                 x *= kept[:, None]
             sums += tl.sum(x, 0)
-    if TOTALS:
-        _store_total(TOTAL, row * segments + segment, state, sums, d, e, D, E, SUMS)
-        if DECAY:
+    if S.TOTALS:
+        _store_total(TOTAL, row * segments + segment, state, sums, d, e, S)
+        if S.DECAY:
             tl.store(SEGMENT_LOG + row * segments + segment, since.to(tl.float32))
 
 
@@ -217,11 +265,11 @@ def _key_states(
 @triton.jit(do_not_specialize=["segments"])
 def _join(
     TOTAL, SEGMENT_LOG, PAST, PAST_Z, FINAL, segments,
-    D: tl.constexpr, E: tl.constexpr, SUMS: tl.constexpr, DECAY: tl.constexpr, REVERSE: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BY_SUM: tl.constexpr, DECAY: tl.constexpr, REVERSE: tl.constexpr,
     ALL: tl.constexpr, ENDED: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The sum over all segments before each one (after it, if REVERSE), and over all. ALL: only the latter, as PAST."""
-    WIDTH: tl.constexpr = E + 1 if SUMS else E
+    WIDTH: tl.constexpr = E + 1 if BY_SUM else E
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < D * WIDTH
@@ -239,23 +287,23 @@ def _join(
             if not ALL:
                 place = row * segments + (segments - 1 - start - j if REVERSE else start + j)
                 _store_past(
-                    PAST, PAST_Z, place, total, d, e, inside & (at * 0 + start + j < segments), D, E, SUMS
+                    PAST, PAST_Z, place, total, d, e, inside & (at * 0 + start + j < segments), D, E, BY_SUM
                 )
             if DECAY:
                 total *= tl.exp(tl.sum(tl.where(ahead == j, log, 0.0), 0))
             total += tl.sum(tl.where((ahead == j)[:, None], found, 0.0), 0)
     if ALL:
-        _store_past(PAST, PAST_Z, row, total, d, e, inside, D, E, SUMS)
+        _store_past(PAST, PAST_Z, row, total, d, e, inside, D, E, BY_SUM)
     if ENDED:
         tl.store(FINAL + row * D * WIDTH + at, total, mask=inside)
 
 
 @triton.jit
 def _store_past(
-    PAST, PAST_Z, place, total, d, e, inside, D: tl.constexpr, E: tl.constexpr, SUMS: tl.constexpr
+    PAST, PAST_Z, place, total, d, e, inside, D: tl.constexpr, E: tl.constexpr, BY_SUM: tl.constexpr
 ):
     tl.store(PAST + place * D * E + d * E + e, total.to(PAST.dtype.element_ty), mask=inside & (e < E))
-    if SUMS:
+    if BY_SUM:
         tl.store(PAST_Z + place * D + d, total, mask=inside & (e == E))
 
 
@@ -263,15 +311,25 @@ def _store_past(
 
 
 @triton.jit
-def _state_at(S, place, d, e, D: tl.constexpr, E: tl.constexpr):
+def _state_at(STATE, place, d, e, S: tl.constexpr):
     """A state [d, e] in the operands' dtype."""
-    inside = (d < D)[:, None] & (e < E)[None, :]
-    return tl.load(S + place * D * E + d[:, None] * E + e[None, :], mask=inside, other=0.0)
+    inside = (d < S.D)[:, None] & (e < S.E)[None, :]
+    return tl.load(STATE + place * S.D * S.E + d[:, None] * S.E + e[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
-def _sums_at(Z, place, d, D: tl.constexpr):
-    return tl.load(Z + place * D + d, mask=d < D, other=0.0)
+def _sums_at(STATE_Z, place, d, S: tl.constexpr):
+    return tl.load(STATE_Z + place * S.D + d, mask=d < S.D, other=0.0)
+
+
+@triton.jit
+def _add_state(acc, z, q, STATE, STATE_Z, place, d, e, S: tl.constexpr):
+    """Add keys of earlier chunks to rows: y += Sᵀ φ(q), z += φ(q)·Σ φ(k)."""
+    PRECISION: tl.constexpr = S.PRECISION
+    acc = tl.dot(q, _state_at(STATE, place, d, e, S), acc, input_precision=PRECISION)
+    if S.BY_SUM:
+        z += tl.sum(q.to(tl.float32) * _sums_at(STATE_Z, place, d, S)[None, :], 1)
+    return acc, z
 
 
 @triton.jit
@@ -290,15 +348,15 @@ def _normed(y, inside, factor, E: tl.constexpr, CENTRED: tl.constexpr):
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _rows(
-    Q, K, V, GATE, LOG, BEFORE, S, Z, PAST, PAST_Z, CHUNK_LOG, Y, REST, STAT,
+    Q, K, V, GATE, LOG, BEFORE, STATE, STATE_Z, PAST, PAST_Z, CHUNK_LOG, Y, REST, STAT,
     q_strides, k_strides, v_strides, g_strides, l_strides, y_strides,
-    T, H, chunks, segments, per_segment, scale, eps, factor,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
-    PHI: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr,
-    RESTS: tl.constexpr, GATED: tl.constexpr, DECAY: tl.constexpr, CAUSAL: tl.constexpr, JOINED: tl.constexpr,
-    WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    T, H, chunks, segments, per_segment, scale, eps, factor, S: tl.constexpr,
 ):  # fmt: skip
     """y of a chunk of queries of one head; D or the norm's gain of each row, for the backward pass."""
+    C: tl.constexpr = S.C
+    BE: tl.constexpr = S.BE
+    OPERAND: tl.constexpr = S.OPERAND
+    PRECISION: tl.constexpr = S.PRECISION
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
@@ -307,62 +365,58 @@ def _rows(
     y_b, y_t, y_h = y_strides
     chunk, head = tl.program_id(0) % chunks, (tl.program_id(0) // chunks).to(tl.int64)
     b, h = head // H, head % H
-    g = h // GROUP
-    row = b * (H // GROUP) + g
+    g = h // S.GROUP
+    row = b * (H // S.GROUP) + g
     first = _first_token(chunk, C)
     left = T - chunk * C
-    i, d, e = tl.arange(0, C), tl.arange(0, BD), tl.arange(0, BE)
-    x = _features(_tile(Q + b * q_b + h * q_h, first, q_t, i, d, left, D), i, d, left, D, PHI)
+    i, d, e = tl.arange(0, C), tl.arange(0, S.BD), tl.arange(0, BE)
+    x = _features(_tile(Q + b * q_b + h * q_h, first, q_t, i, d, left, S.D), i, d, left, S)
     q = x.to(OPERAND)
-    log, _ = _log_totals(LOG, b * l_b + g * l_h + first * l_t, l_t, i, left, DECAY, WIDE)
+    log, _ = _log_totals(LOG, b * l_b + g * l_h + first * l_t, l_t, i, left, S)
     acc = tl.zeros((C, BE), tl.float32)
     z = tl.zeros((C,), tl.float32)
-    if JOINED:  # earlier segments; without a causal mask, everything
-        place = row * segments + chunk // per_segment if CAUSAL else row
-        acc = tl.dot(q, _state_at(PAST, place, d, e, D, E), acc, input_precision=PRECISION)
-        if DIVISOR == "sum":
-            z += tl.sum(q.to(tl.float32) * _sums_at(PAST_Z, place, d, D)[None, :], 1)
-        if DECAY:
+    if S.JOINED:  # earlier segments; without a causal mask, everything
+        place = row * segments + chunk // per_segment if S.CAUSAL else row
+        acc, z = _add_state(acc, z, q, PAST, PAST_Z, place, d, e, S)
+        if S.DECAY:
             seen = tl.exp(tl.load(CHUNK_LOG + row * chunks + chunk))
             acc, z = acc * seen, z * seen
-    if CAUSAL:
+    if S.CAUSAL:
         place = row * chunks + chunk
-        acc = tl.dot(q, _state_at(S, place, d, e, D, E), acc, input_precision=PRECISION)
-        if DIVISOR == "sum":
-            z += tl.sum(q.to(tl.float32) * _sums_at(Z, place, d, D)[None, :], 1)
-        if DECAY:
+        acc, z = _add_state(acc, z, q, STATE, STATE_Z, place, d, e, S)
+        if S.DECAY:
             seen_of_past = tl.exp(log.to(tl.float32))
             acc, z = acc * seen_of_past[:, None], z * seen_of_past
-        k = _features(_tile(K + b * k_b + g * k_h, first, k_t, i, d, left, D), i, d, left, D, PHI).to(OPERAND)
-        v = _tile(V + b * v_b + g * v_h, first, v_t, i, e, left, E)
-        if GATED:
-            gate = _column(GATE, b * g_b + g * g_h + first * g_t, g_t, i, left, GATED, 1.0)
+        k = _features(_tile(K + b * k_b + g * k_h, first, k_t, i, d, left, S.D), i, d, left, S).to(OPERAND)
+        v = _tile(V + b * v_b + g * v_h, first, v_t, i, e, left, S.E)
+        if S.GATED:
+            gate = _column(GATE, b * g_b + g * g_h + first * g_t, g_t, i, left, S.GATED, 1.0)
             v = _gated(v, gate, OPERAND)
         w = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if DECAY:
+        if S.DECAY:
             w *= tl.exp(tl.minimum((log[:, None] - log[None, :]).to(tl.float32), 0.0))
         w = tl.where(i[None, :] <= i[:, None], w, 0.0).to(OPERAND)
-        if DIVISOR == "sum":
+        if S.BY_SUM:
             z += tl.sum(
                 w.to(tl.float32), 1
             )  # of the rounded weights, so that those in the product sum to one
         acc = tl.dot(w, v.to(OPERAND), acc, input_precision=PRECISION)
-    inside = (i < left)[:, None] & (e < E)[None, :]
+    inside = (i < left)[:, None] & (e < S.E)[None, :]
     stat_at = head * T + first + i
-    if NORM:
-        y, gain = _normed(tl.where(inside, acc, 0.0), inside, factor, E, CENTRED)
+    if S.NORM:
+        y, gain = _normed(tl.where(inside, acc, 0.0), inside, factor, S.E, S.CENTRED)
         tl.store(STAT + stat_at, gain, mask=i < left)
-    elif DIVISOR == "sum":
+    elif S.BY_SUM:
         divisor = z * scale + eps
         divisor = tl.where(divisor == 0, 1.0, divisor)
         tl.store(STAT + stat_at, divisor, mask=i < left)
         y = acc * (scale / divisor)[:, None]
     else:
-        y = acc * _scale_of_rows(BEFORE, b, chunk, i, T, scale, C, DIVISOR, COUNTED, CAUSAL)[:, None]
+        y = acc * _scale_of_rows(BEFORE, b, chunk, i, T, scale, S)[:, None]
     at = b * y_b + h * y_h + first * y_t + i[:, None] * y_t + e[None, :]
     rounded = y.to(Y.dtype.element_ty)
     tl.store(Y + at, rounded, mask=inside)
-    if RESTS:
+    if S.RESTS:
         tl.store(REST + at, (y - rounded.to(tl.float32)).to(REST.dtype.element_ty), mask=inside)
 
 
@@ -376,12 +430,11 @@ def _gated(v, gate, OPERAND: tl.constexpr):
 
 
 @triton.jit
-def _scale_of_rows(BEFORE, b, chunk, i, T, scale, C: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr,
-                   CAUSAL: tl.constexpr):  # fmt: skip
+def _scale_of_rows(BEFORE, b, chunk, i, T, scale, S: tl.constexpr):
     """scale/D of rows that are divided by the number of visible keys, or not at all."""
-    if DIVISOR == "count":
-        count = (chunk * C + i + 1 if CAUSAL else i * 0 + T).to(tl.float32)
-        if COUNTED:
+    if S.BY_COUNT:
+        count = (chunk * S.C + i + 1 if S.CAUSAL else i * 0 + T).to(tl.float32)
+        if S.COUNTED:
             count += tl.load(BEFORE + b).to(tl.float32)
         found = scale / count
     else:
@@ -394,56 +447,54 @@ def _scale_of_rows(BEFORE, b, chunk, i, T, scale, C: tl.constexpr, DIVISOR: tl.c
 
 @triton.jit
 def _gradient_of_rows(
-    DY, Y, REST, STAT, BEFORE, b, h, H, T, chunk, first, o_b, o_t, o_h, y_b, y_t, y_h, i, e, left, scale,
-    E: tl.constexpr, C: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr,
-    CENTRED: tl.constexpr, RESTS: tl.constexpr, CAUSAL: tl.constexpr, READS: tl.constexpr,
+    DY, Y, REST, STAT, BEFORE, o_strides, y_strides, b, h, H, T, chunk, first, i, e, left, scale, S: tl.constexpr,
+    READS: tl.constexpr,
 ):  # fmt: skip
     """dn of a chunk of rows in fp32; with READS or a norm also y, its rounding error added back if stored."""
-    dn = _tile(DY + b * o_b + h * o_h, first, o_t, i, e, left, E).to(tl.float32)
+    o_b, o_t, o_h = o_strides
+    y_b, y_t, y_h = y_strides
+    dn = _tile(DY + b * o_b + h * o_h, first, o_t, i, e, left, S.E).to(tl.float32)
     y = dn
-    if NORM or READS:
+    if S.NORM or READS:
         at = b * y_b + h * y_h
-        y = _tile(Y + at, first, y_t, i, e, left, E).to(tl.float32)
-        if RESTS:
-            y += _tile(REST + at, first, y_t, i, e, left, E).to(tl.float32)
-    if NORM:  # the rows were not multiplied by the scale
+        y = _tile(Y + at, first, y_t, i, e, left, S.E).to(tl.float32)
+        if S.RESTS:
+            y += _tile(REST + at, first, y_t, i, e, left, S.E).to(tl.float32)
+    if S.NORM:  # the rows were not multiplied by the scale
         gain = tl.load(STAT + (b * H + h) * T + first + i, mask=i < left, other=0.0)
         squared = tl.sum(y * y, 1)
         share = tl.sum(y * dn, 1) / tl.where(squared == 0, 1.0, squared)
         dn = (dn - y * share[:, None]) * gain[:, None]
-        if CENTRED:
-            inside = (i < left)[:, None] & (e < E)[None, :]
-            dn = tl.where(inside, dn - tl.sum(dn, 1)[:, None] / E, 0.0)
-    elif DIVISOR == "sum":
+        if S.CENTRED:
+            inside = (i < left)[:, None] & (e < S.E)[None, :]
+            dn = tl.where(inside, dn - tl.sum(dn, 1)[:, None] / S.E, 0.0)
+    elif S.BY_SUM:
         divisor = tl.load(STAT + (b * H + h) * T + first + i, mask=i < left, other=1.0)
         dn = dn * (scale / divisor)[:, None]
     else:
-        dn = dn * _scale_of_rows(BEFORE, b, chunk, i, T, scale, C, DIVISOR, COUNTED, CAUSAL)[:, None]
+        dn = dn * _scale_of_rows(BEFORE, b, chunk, i, T, scale, S)[:, None]
     return dn, y
 
 
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _gradient_states(
-    Q, DY, Y, REST, STAT, LOG, BEFORE, INITIAL, R, Z, TOTAL, DZ, CHUNK_LOG, SEGMENT_LOG,
+    Q, DY, Y, REST, STAT, LOG, BEFORE, INITIAL, R, RZ, TOTAL, DZ, CHUNK_LOG, SEGMENT_LOG,
     q_strides, o_strides, y_strides, l_strides,
-    T, heads, chunks, segments, per_segment, scale,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
-    PHI: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr,
-    RESTS: tl.constexpr, DECAY: tl.constexpr, STARTED: tl.constexpr, CAUSAL: tl.constexpr, TOTALS: tl.constexpr,
-    WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    T, heads, chunks, segments, per_segment, scale, S: tl.constexpr,
 ):  # fmt: skip
     """R after each chunk of one segment of one key-value head, from the last chunk to the first; dz of its rows."""
+    C: tl.constexpr = S.C
+    WIDE: tl.constexpr = S.WIDE
+    OPERAND: tl.constexpr = S.OPERAND
+    PRECISION: tl.constexpr = S.PRECISION
     q_b, q_t, q_h = q_strides
-    o_b, o_t, o_h = o_strides
-    y_b, y_t, y_h = y_strides
     l_b, l_t, l_h = l_strides
     row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, g = row // heads, row % heads
-    H = heads * GROUP
-    i, d, e = tl.arange(0, C), tl.arange(0, BD), tl.arange(0, BE)
-    SUMS: tl.constexpr = DIVISOR == "sum"
-    state, sums = _start(INITIAL, row, segments - 1 - segment, d, e, D, E, SUMS, STARTED, BD, BE)
+    H = heads * S.GROUP
+    i, d, e = tl.arange(0, C), tl.arange(0, S.BD), tl.arange(0, S.BE)
+    state, sums = _start(INITIAL, row, segments - 1 - segment, d, e, S)
     since = tl.sum(tl.zeros((C,), WIDE), 0)
     begin = segment * per_segment
     end_of_segment = tl.minimum(begin + per_segment, chunks)
@@ -451,38 +502,107 @@ def _gradient_states(
         chunk = end_of_segment - 1 - step
         first = _first_token(chunk, C)
         left = T - chunk * C
-        if CAUSAL:
-            _store_state(R, Z, row * chunks + chunk, state, sums, d, e, D, E, SUMS)
-        if DECAY:
+        if S.CAUSAL:
+            _store_state(R, RZ, row * chunks + chunk, state, sums, d, e, S)
+        if S.DECAY:
             tl.store(CHUNK_LOG + row * chunks + chunk, since.to(tl.float32))
-            log, end = _log_totals(LOG, b * l_b + g * l_h + first * l_t, l_t, i, left, DECAY, WIDE)
+            log, end = _log_totals(LOG, b * l_b + g * l_h + first * l_t, l_t, i, left, S)
             seen = tl.exp(log.to(tl.float32))
             carry = tl.exp(end.to(tl.float32))
             state, sums, since = state * carry, sums * carry, since + end
-        for member in range(GROUP):
-            h = g * GROUP + member
+        for member in range(S.GROUP):
+            h = g * S.GROUP + member
             rows = (b * H + h) * T + first
-            x = _features(_tile(Q + b * q_b + h * q_h, first, q_t, i, d, left, D), i, d, left, D, PHI).to(
-                OPERAND
-            )
+            q = _tile(Q + b * q_b + h * q_h, first, q_t, i, d, left, S.D)
+            x = _features(q, i, d, left, S).to(OPERAND)
             dn, y = _gradient_of_rows(
-                DY, Y, REST, STAT, BEFORE, b, h, H, T, chunk, first, o_b, o_t, o_h, y_b, y_t, y_h, i, e, left, scale,
-                E, C, DIVISOR, COUNTED, NORM, CENTRED, RESTS, CAUSAL, SUMS,
+                DY, Y, REST, STAT, BEFORE, o_strides, y_strides, b, h, H, T, chunk, first, i, e, left, scale, S, S.BY_SUM
             )  # fmt: skip
             dn = dn.to(OPERAND)
-            if SUMS:
+            if S.BY_SUM:
                 dz = -tl.sum(dn.to(tl.float32) * y, 1)
                 tl.store(DZ + rows + i, dz, mask=i < left)
-                if DECAY:
+                if S.DECAY:
                     dz *= seen
                 sums += tl.sum(x.to(tl.float32) * dz[:, None], 0)
-            if DECAY:
+            if S.DECAY:
                 dn = (dn.to(tl.float32) * seen[:, None]).to(OPERAND)
             state = tl.dot(tl.trans(x), dn, state, input_precision=PRECISION)
-    if TOTALS:
-        _store_total(TOTAL, row * segments + segment, state, sums, d, e, D, E, SUMS)
-        if DECAY:
+    if S.TOTALS:
+        _store_total(TOTAL, row * segments + segment, state, sums, d, e, S)
+        if S.DECAY:
             tl.store(SEGMENT_LOG + row * segments + segment, since.to(tl.float32))
+
+
+@triton.jit
+def _add_later_rows(dk, dv, k, v, R, RZ, place, d, e, S: tl.constexpr):
+    """Add rows of later chunks: dφ(k) += R (i v) + Σ dz φ(q), d(i v) += Rᵀ φ(k)."""
+    PRECISION: tl.constexpr = S.PRECISION
+    r = _state_at(R, place, d, e, S)
+    dk = tl.dot(v, tl.trans(r), dk, input_precision=PRECISION)
+    dv = tl.dot(k, r, dv, input_precision=PRECISION)
+    if S.BY_SUM:
+        dk += _sums_at(RZ, place, d, S)[None, :]
+    return dk, dv
+
+
+@triton.jit
+def _add_earlier_keys(dq, dn, low, dz, STATE, STATE_Z, place, d, e, S: tl.constexpr):
+    """Add keys of earlier chunks: dφ(q) += S dn + dz Σ φ(k)."""
+    PRECISION: tl.constexpr = S.PRECISION
+    state = tl.trans(_state_at(STATE, place, d, e, S))
+    dq = tl.dot(dn, state, dq, input_precision=PRECISION)
+    if S.NORM:
+        dq = tl.dot(low, state, dq, input_precision=PRECISION)
+    if S.BY_SUM:
+        dq += dz[:, None] * _sums_at(STATE_Z, place, d, S)[None, :]
+    return dq
+
+
+@triton.jit
+def _add_pairs(dq, dk, dv, of_rows, q, k, v, dn, low, dz, log, i, S: tl.constexpr):
+    """Add pairs within the chunk: g to dφ(q) and dφ(k), w to d(i v); to of_rows, Σ g φ(q)·φ(k) as row less as key."""
+    OPERAND: tl.constexpr = S.OPERAND
+    PRECISION: tl.constexpr = S.PRECISION
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    ds = tl.dot(dn, tl.trans(v), input_precision=PRECISION)
+    if S.NORM:
+        ds = tl.dot(low, tl.trans(v), ds, input_precision=PRECISION)
+    if S.BY_SUM:
+        ds += dz[:, None]
+    visible = i[None, :] <= i[:, None]
+    if S.DECAY:
+        between = tl.exp(tl.minimum((log[:, None] - log[None, :]).to(tl.float32), 0.0))
+        ds *= between
+        pairs = tl.where(visible, ds * s, 0.0)
+        of_rows += tl.sum(pairs, 1) - tl.sum(pairs, 0)
+        s *= between
+    w = tl.where(visible, s, 0.0).to(OPERAND)
+    ds = tl.where(visible, ds, 0.0).to(OPERAND)
+    dv = tl.dot(tl.trans(w), dn, dv, input_precision=PRECISION)
+    dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
+    dq = tl.dot(ds, k, dq, input_precision=PRECISION)
+    return dq, dk, dv, of_rows
+
+
+@triton.jit
+def _across(
+    STATE, STATE_Z, PAST, PAST_Z, before, R, RZ, LATER, LATER_Z, after, place, past, d, e, S: tl.constexpr
+):  # fmt: skip
+    """Σ g φ(q)·φ(k) over keys of earlier chunks and rows of later ones, without the decay of the chunk between them."""
+    keys = _state_at(STATE, place, d, e, S).to(tl.float32)
+    rows = _state_at(R, place, d, e, S).to(tl.float32)
+    if S.JOINED:
+        keys += before * _state_at(PAST, past, d, e, S).to(tl.float32)
+        rows += after * _state_at(LATER, past, d, e, S).to(tl.float32)
+    across = tl.sum(tl.sum(keys * rows, 1), 0)
+    if S.BY_SUM:
+        keys_z, rows_z = _sums_at(STATE_Z, place, d, S), _sums_at(RZ, place, d, S)
+        if S.JOINED:
+            keys_z += before * _sums_at(PAST_Z, past, d, S)
+            rows_z += after * _sums_at(LATER_Z, past, d, S)
+        across += tl.sum(keys_z * rows_z, 0)
+    return across
 
 
 @triton.jit
@@ -494,144 +614,96 @@ def rows_of(b, h, H, T, first):
 @launched
 @triton.jit(do_not_specialize=["T", "H", "heads", "chunks", "segments", "per_segment"])
 def _gradients(
-    Q, K, V, DY, Y, REST, STAT, BEFORE, DZ, GATE, LOG, S, Z, PAST, PAST_Z, LOG_BEFORE, R, RZ, LATER, LATER_Z, LOG_AFTER,
+    Q, K, V, DY, Y, REST, STAT, BEFORE, DZ, GATE, LOG, STATE, STATE_Z, PAST, PAST_Z, LOG_BEFORE, R, RZ, LATER, LATER_Z, LOG_AFTER,
     DQ, DK, DV, DGATE, DLOG,
     q_strides, k_strides, v_strides, o_strides, y_strides, g_strides, l_strides,
-    T, heads, chunks, segments, per_segment, scale,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
-    PHI: tl.constexpr, DIVISOR: tl.constexpr, COUNTED: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr,
-    RESTS: tl.constexpr, GATED: tl.constexpr, DECAY: tl.constexpr, CAUSAL: tl.constexpr, JOINED: tl.constexpr, WIDE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
+    T, heads, chunks, segments, per_segment, scale, S: tl.constexpr,
 ):  # fmt: skip
     """dq, dk, dv and the gradients of both gates for one chunk of one key-value head; dq of all its query heads.
 
     Under a norm, dn is orthogonal to the row. Rows of few or small weights are sensitive to an error in that, so the
-    rounding error of dn is multiplied too.
+    rounding error of dn, `low`, is multiplied too.
     """
+    C: tl.constexpr = S.C
+    BD: tl.constexpr = S.BD
+    BE: tl.constexpr = S.BE
+    OPERAND: tl.constexpr = S.OPERAND
     q_b, q_t, q_h = q_strides
     k_b, k_t, k_h = k_strides
     v_b, v_t, v_h = v_strides
-    o_b, o_t, o_h = o_strides
-    y_b, y_t, y_h = y_strides
     g_b, g_t, g_h = g_strides
     l_b, l_t, l_h = l_strides
-    SUMS: tl.constexpr = DIVISOR == "sum"
     chunk, row = tl.program_id(0) % chunks, (tl.program_id(0) // chunks).to(tl.int64)
     b, g = row // heads, row % heads
-    H = heads * GROUP
+    H = heads * S.GROUP
     first = _first_token(chunk, C)
     left = T - chunk * C
     i, d, e = tl.arange(0, C), tl.arange(0, BD), tl.arange(0, BE)
-    inside_d, inside_e = (i < left)[:, None] & (d < D)[None, :], (i < left)[:, None] & (e < E)[None, :]
+    inside_d, inside_e = (i < left)[:, None] & (d < S.D)[None, :], (i < left)[:, None] & (e < S.E)[None, :]
     place = row * chunks + chunk
-    past = row * segments + chunk // per_segment if CAUSAL else row
-    log, end = _log_totals(LOG, b * l_b + g * l_h + first * l_t, l_t, i, left, DECAY, WIDE)
+    past = row * segments + chunk // per_segment if S.CAUSAL else row
+    log, end = _log_totals(LOG, b * l_b + g * l_h + first * l_t, l_t, i, left, S)
     seen = tl.exp(log.to(tl.float32))
     kept = tl.exp((end - log).to(tl.float32))
     before, after = 1.0, 1.0
-    if JOINED and DECAY:
+    if S.JOINED and S.DECAY:
         before, after = tl.exp(tl.load(LOG_BEFORE + place)), tl.exp(tl.load(LOG_AFTER + place))
-    k_raw = _tile(K + b * k_b + g * k_h, first, k_t, i, d, left, D)
-    v_raw = _tile(V + b * v_b + g * v_h, first, v_t, i, e, left, E)
-    k = _features(k_raw, i, d, left, D, PHI).to(OPERAND)
-    gate = _column(GATE, b * g_b + g * g_h + first * g_t, g_t, i, left, GATED, 1.0)
-    v = _gated(v_raw, gate, OPERAND) if GATED else v_raw.to(OPERAND)
+    k_raw = _tile(K + b * k_b + g * k_h, first, k_t, i, d, left, S.D)
+    v_raw = _tile(V + b * v_b + g * v_h, first, v_t, i, e, left, S.E)
+    k = _features(k_raw, i, d, left, S).to(OPERAND)
+    gate = _column(GATE, b * g_b + g * g_h + first * g_t, g_t, i, left, S.GATED, 1.0)
+    v = _gated(v_raw, gate, OPERAND) if S.GATED else v_raw.to(OPERAND)
     # gradients of this chunk's keys and values from later chunks
     dk = tl.zeros((C, BD), tl.float32)
     dv = tl.zeros((C, BE), tl.float32)
-    if JOINED:
-        later = _state_at(LATER, past, d, e, D, E)
-        dk = tl.dot(v, tl.trans(later), dk, input_precision=PRECISION)
-        dv = tl.dot(k, later, dv, input_precision=PRECISION)
-        if SUMS:
-            dk += _sums_at(LATER_Z, past, d, D)[None, :]
-        if DECAY:
+    if S.JOINED:
+        dk, dv = _add_later_rows(dk, dv, k, v, LATER, LATER_Z, past, d, e, S)
+        if S.DECAY:
             dk, dv = dk * after, dv * after
-    if CAUSAL:
-        r = _state_at(R, place, d, e, D, E)
-        dk = tl.dot(v, tl.trans(r), dk, input_precision=PRECISION)
-        dv = tl.dot(k, r, dv, input_precision=PRECISION)
-        if SUMS:
-            dk += _sums_at(RZ, place, d, D)[None, :]
-    if DECAY:
+    if S.CAUSAL:
+        dk, dv = _add_later_rows(dk, dv, k, v, R, RZ, place, d, e, S)
+    of_rows = tl.zeros((C,), tl.float32)
+    if S.DECAY:
         dk, dv = dk * kept[:, None], dv * kept[:, None]
         of_later = tl.sum(k.to(tl.float32) * dk, 1)  # Σ g φ(q)·φ(k) over rows of later chunks
-        of_rows = tl.zeros((C,), tl.float32)
-    for member in range(GROUP):
-        h = g * GROUP + member
-        q_raw = _tile(Q + b * q_b + h * q_h, first, q_t, i, d, left, D)
-        q = _features(q_raw, i, d, left, D, PHI).to(OPERAND)
+    for member in range(S.GROUP):
+        h = g * S.GROUP + member
+        q_raw = _tile(Q + b * q_b + h * q_h, first, q_t, i, d, left, S.D)
+        q = _features(q_raw, i, d, left, S).to(OPERAND)
         wide, _ = _gradient_of_rows(
-            DY, Y, REST, STAT, BEFORE, b, h, H, T, chunk, first, o_b, o_t, o_h, y_b, y_t, y_h, i, e, left, scale,
-            E, C, DIVISOR, COUNTED, NORM, CENTRED, RESTS, CAUSAL, False,
+            DY, Y, REST, STAT, BEFORE, o_strides, y_strides, b, h, H, T, chunk, first, i, e, left, scale, S, False
         )  # fmt: skip
         dn = wide.to(OPERAND)
-        if NORM:
-            low = (wide - dn.to(tl.float32)).to(OPERAND)
-        dz = _column(DZ, (b * H + h) * T + first, 1, i, left, SUMS, 0.0)
+        low = (wide - dn.to(tl.float32)).to(OPERAND)
+        dz = _column(DZ, (b * H + h) * T + first, 1, i, left, S.BY_SUM, 0.0)
         dq = tl.zeros((C, BD), tl.float32)
-        if JOINED:
-            state = tl.trans(_state_at(PAST, past, d, e, D, E))
-            dq = tl.dot(dn, state, dq, input_precision=PRECISION)
-            if NORM:
-                dq = tl.dot(low, state, dq, input_precision=PRECISION)
-            if SUMS:
-                dq += dz[:, None] * _sums_at(PAST_Z, past, d, D)[None, :]
-            if DECAY:
+        if S.JOINED:
+            dq = _add_earlier_keys(dq, dn, low, dz, PAST, PAST_Z, past, d, e, S)
+            if S.DECAY:
                 dq *= before
-        if CAUSAL:
-            state = tl.trans(_state_at(S, place, d, e, D, E))
-            dq = tl.dot(dn, state, dq, input_precision=PRECISION)
-            if NORM:
-                dq = tl.dot(low, state, dq, input_precision=PRECISION)
-            if SUMS:
-                dq += dz[:, None] * _sums_at(Z, place, d, D)[None, :]
-            if DECAY:
+        if S.CAUSAL:
+            dq = _add_earlier_keys(dq, dn, low, dz, STATE, STATE_Z, place, d, e, S)
+            if S.DECAY:
                 dq *= seen[:, None]
                 of_rows += tl.sum(q.to(tl.float32) * dq, 1)
-            s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            ds = tl.dot(dn, tl.trans(v), input_precision=PRECISION)
-            if NORM:
-                ds = tl.dot(low, tl.trans(v), ds, input_precision=PRECISION)
-            if SUMS:
-                ds += dz[:, None]
-            visible = i[None, :] <= i[:, None]
-            if DECAY:
-                between = tl.exp(tl.minimum((log[:, None] - log[None, :]).to(tl.float32), 0.0))
-                ds *= between
-                pairs = tl.where(visible, ds * s, 0.0)
-                of_rows += tl.sum(pairs, 1) - tl.sum(pairs, 0)
-                s *= between
-            w = tl.where(visible, s, 0.0).to(OPERAND)
-            ds = tl.where(visible, ds, 0.0).to(OPERAND)
-            dv = tl.dot(tl.trans(w), dn, dv, input_precision=PRECISION)
-            dk = tl.dot(tl.trans(ds), q, dk, input_precision=PRECISION)
-            dq = tl.dot(ds, k, dq, input_precision=PRECISION)
-        dq = _through_features(dq, q_raw, PHI)
-        at = DQ + rows_of(b, h, H, T, first) * D + i[:, None] * (H * D) + d[None, :]
+            dq, dk, dv, of_rows = _add_pairs(dq, dk, dv, of_rows, q, k, v, dn, low, dz, log, i, S)
+        dq = _through_features(dq, q_raw, S)
+        at = DQ + rows_of(b, h, H, T, first) * S.D + i[:, None] * (H * S.D) + d[None, :]
         tl.store(at, dq.to(DQ.dtype.element_ty), mask=inside_d)
-    dk = _through_features(dk, k_raw, PHI)
-    at = DK + rows_of(b, g, heads, T, first) * D + i[:, None] * (heads * D) + d[None, :]
+    dk = _through_features(dk, k_raw, S)
+    at = DK + rows_of(b, g, heads, T, first) * S.D + i[:, None] * (heads * S.D) + d[None, :]
     tl.store(at, dk.to(DK.dtype.element_ty), mask=inside_d)
-    if GATED:
+    if S.GATED:
         d_gate = tl.sum(dv * v_raw.to(tl.float32), 1)
         at = DGATE + rows_of(b, g, heads, T, first) + i * heads
         tl.store(at, d_gate.to(DGATE.dtype.element_ty), mask=i < left)
         dv *= gate[:, None]
-    at = DV + rows_of(b, g, heads, T, first) * E + i[:, None] * (heads * E) + e[None, :]
+    at = DV + rows_of(b, g, heads, T, first) * S.E + i[:, None] * (heads * S.E) + e[None, :]
     tl.store(at, dv.to(DV.dtype.element_ty), mask=inside_e)
-    if DECAY:
-        one = _state_at(S, place, d, e, D, E).to(tl.float32)
-        other = _state_at(R, place, d, e, D, E).to(tl.float32)
-        if JOINED:
-            one += before * _state_at(PAST, past, d, e, D, E).to(tl.float32)
-            other += after * _state_at(LATER, past, d, e, D, E).to(tl.float32)
-        across = tl.sum(tl.sum(one * other, 1), 0)
-        if SUMS:
-            state_z, other_z = _sums_at(Z, place, d, D), _sums_at(RZ, place, d, D)
-            if JOINED:
-                state_z += before * _sums_at(PAST_Z, past, d, D)
-                other_z += after * _sums_at(LATER_Z, past, d, D)
-            across += tl.sum(state_z * other_z, 0)
+    if S.DECAY:
+        across = _across(
+            STATE, STATE_Z, PAST, PAST_Z, before, R, RZ, LATER, LATER_Z, after, place, past, d, e, S
+        )
         across *= tl.exp(end.to(tl.float32))
         # pairs s < t ≤ r: s and r in the chunk, only s, only r, neither
         of_rows = tl.sum(of_rows, 0) - tl.cumsum(of_rows, 0) + of_rows
@@ -826,18 +898,12 @@ def _forward_launches(
     given: _Given, call: Call, counted: bool, started: bool, return_state: bool
 ) -> _Launches:
     q, k, v, gate, log = given
-    plan, sizes = _Plan.of(q, k, v, call), _sizes(given, call)
+    plan = _Plan.of(q, k, v, call)
+    settings = _settings(given, call, plan, counted)
     made = results(q, k, v, log is not None, call, return_state)
     y = Layout.contiguous((*q.shape[:3], v.shape[3]), q.dtype)
     gates = _strides(gate), _strides(log)
-    of_states = {
-        **_without(sizes, "GROUP"),
-        "SUMS": call.sums,
-        "STARTED": started,
-        "TOTALS": plan.joined or return_state,
-        **_warps("states", plan),
-    }
-    of_rows = {**sizes, **_of_rows(call, counted), "JOINED": plan.joined, **_warps("rows", plan)}
+    of_states = settings._replace(STARTED=started, TOTALS=plan.joined or return_state)
     of_text = (
         q.shape[1],
         q.shape[2],
@@ -853,14 +919,14 @@ def _forward_launches(
             _key_states,
             (plan.rows, plan.segments),
             (k.strides[:3], v.strides[:3], *gates, *plan.text),
-            of_states,
+            _options("states", of_states, plan),
         ),
         _join_launch(plan, call, log is not None, ended=return_state, reverse=False),
         prepared(
             _rows,
             (plan.chunks * q.shape[0] * q.shape[2],),
             (q.strides[:3], k.strides[:3], v.strides[:3], *gates, y.strides[:3], *of_text),
-            of_rows,
+            _options("rows", settings, plan),
         ),
         made,
         _of_segments(plan, call, log is not None),
@@ -878,16 +944,10 @@ def _backward_launches(
     started: bool,
 ) -> _Launches:
     q, k, v, gate, log = given
-    plan, sizes = _Plan.of(q, k, v, call), _sizes(given, call)
+    plan = _Plan.of(q, k, v, call)
+    settings = _settings(given, call, plan, counted)
     batch, tokens, heads, _ = q.shape
-    of_states = {
-        **_without(sizes, "GATED"),
-        **_of_rows(call, counted),
-        "STARTED": ended,
-        "TOTALS": plan.joined or started,
-        **_warps("gradient states", plan),
-    }
-    of_all = {**sizes, **_of_rows(call, counted), "JOINED": plan.joined, **_warps("gradients", plan)}
+    of_states = settings._replace(STARTED=ended, TOTALS=plan.joined or started)
     made = (
         *(New(u.shape, u.dtype) for u in (q, k, v)),
         New((batch, heads, tokens), torch.float32) if call.sums else None,
@@ -898,7 +958,7 @@ def _backward_launches(
             _gradient_states,
             (plan.rows, plan.segments),
             (q.strides[:3], dy.strides[:3], y.strides[:3], _strides(log), *plan.text, call.scale),
-            of_states,
+            _options("gradient states", of_states, plan),
         ),
         _join_launch(plan, call, log is not None, ended=started, reverse=True),
         prepared(
@@ -911,7 +971,7 @@ def _backward_launches(
                 *plan.text,
                 call.scale,
             ),
-            of_all,
+            _options("gradients", settings, plan),
         ),
         made,
         _of_segments(plan, call, log is not None),
@@ -926,7 +986,7 @@ def _join_launch(plan: _Plan, call: Call, decays: bool, *, ended: bool, reverse:
     options = {
         "D": plan.d,
         "E": plan.e,
-        "SUMS": call.sums,
+        "BY_SUM": call.sums,
         "DECAY": decays,
         "REVERSE": reverse,
         "ALL": not call.causal,
@@ -986,37 +1046,31 @@ def _strides(gate: Layout | None) -> tuple[int, ...]:
     return (0, 0, 0) if gate is None else gate.strides[:3]
 
 
-def _without(sizes: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in sizes.items() if name not in names}
-
-
-def _of_rows(call: Call, counted: bool) -> dict[str, Any]:
-    return {
-        "DIVISOR": call.divisor,
-        "COUNTED": counted,
-        "NORM": call.length > 0,
-        "CENTRED": call.centred,
-        "RESTS": call.rests,
-    }
-
-
-def _sizes(given: _Given, call: Call) -> dict[str, Any]:
-    q, k, v, gate, log = given
-    d, e = q.shape[3], v.shape[3]
-    return {
-        "GROUP": q.shape[2] // k.shape[2],
-        "D": d,
-        "E": e,
-        "BD": width(d),
-        "BE": width(e),
-        "C": _Plan.of(q, k, v, call).chunk,
-        "PHI": call.feature_map,
-        "GATED": gate is not None,
-        "DECAY": log is not None,
-        "CAUSAL": call.causal,
-        "WIDE": tl.float64 if q.dtype == torch.float32 else tl.float32,
+def _settings(given: _Given, call: Call, plan: _Plan, counted: bool) -> Settings:
+    q, k, _, gate, log = given
+    return Settings(
+        GROUP=q.shape[2] // k.shape[2],
+        D=plan.d,
+        E=plan.e,
+        BD=width(plan.d),
+        BE=width(plan.e),
+        C=plan.chunk,
+        PHI=call.feature_map,
+        BY_SUM=call.sums,
+        BY_COUNT=call.divisor == "count",
+        COUNTED=counted,
+        NORM=call.length > 0,
+        CENTRED=call.centred,
+        RESTS=call.rests,
+        GATED=gate is not None,
+        DECAY=log is not None,
+        CAUSAL=call.causal,
+        JOINED=plan.joined,
+        STARTED=False,
+        TOTALS=False,
+        WIDE=tl.float64 if q.dtype == torch.float32 else tl.float32,
         **operand_options(q),
-    }
+    )
 
 
 #: warps and pipeline stages by program, for head sizes up to 64 and up to 128
@@ -1028,6 +1082,7 @@ WARPS = {
 }
 
 
-def _warps(program: str, plan: _Plan) -> dict[str, int]:
+def _options(program: str, settings: Settings, plan: _Plan) -> dict[str, Any]:
+    """The compile-time arguments of a launch: its settings, and the options of triton."""
     warps, stages = WARPS[program][max(plan.d, plan.e) > 64]
-    return {"num_warps": warps, "num_stages": stages}
+    return {"S": settings, "num_warps": warps, "num_stages": stages}

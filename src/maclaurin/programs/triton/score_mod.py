@@ -46,14 +46,42 @@ class Call(NamedTuple):
     sinks: int = 0
 
 
+class Settings(NamedTuple):
+    """The compile-time arguments of the three passes (S in kernels).
+
+    GROUP             query heads per key-value head
+    D, E, BD, BE      sizes of keys and values, and of their tiles
+    BM, BN            queries and keys per tile
+    CAUSAL, WINDOW, SINKS      which keys a query sees (WINDOW = 0: none is too old)
+    CLAMP, DECAY      whether scores have an upper limit, and a forget gate
+    PAIRS             whether L_t − L_s is computed pair by pair
+    PRECISION         how products are computed (tiles.py)
+    """
+
+    GROUP: int
+    D: int
+    E: int
+    BD: int
+    BE: int
+    BM: int
+    BN: int
+    CAUSAL: bool
+    WINDOW: int
+    SINKS: int
+    CLAMP: bool
+    DECAY: bool
+    PAIRS: bool
+    PRECISION: str
+
+
 @triton.jit
-def _seen(t, s, T, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr):
+def _seen(t, s, T, S: tl.constexpr):
     """Which keys s the queries t see; s and t are broadcast."""
     seen = (s < T) & (t < T)
-    if CAUSAL:
+    if S.CAUSAL:
         seen = seen & (s <= t)
-    if WINDOW > 0:
-        seen = seen & ((s > t - WINDOW) | (s < SINKS))
+    if S.WINDOW > 0:
+        seen = seen & ((s > t - S.WINDOW) | (s < S.SINKS))
     return seen
 
 
@@ -74,33 +102,30 @@ def _own(totals, origin, PAIRS: tl.constexpr):
 
 
 @triton.jit
-def _score(
-    dot, of_row, of_key, origin, scale, clamp, CLAMP: tl.constexpr, DECAY: tl.constexpr, PAIRS: tl.constexpr
-):
+def _score(dot, of_row, of_key, origin, scale, clamp, S: tl.constexpr):
     """x·log₂e without the part of L_t that `_own` returns."""
     x = dot * scale
-    if CLAMP:
+    if S.CLAMP:
         x = tl.minimum(x, clamp)
-    if DECAY:
-        x += ((of_row if PAIRS else origin) - of_key).to(tl.float32)
+    if S.DECAY:
+        x += ((of_row if S.PAIRS else origin) - of_key).to(tl.float32)
     return x
 
 
 @triton.jit
-def _key_tiles(first, T, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-               SINKS: tl.constexpr):  # fmt: skip
+def _key_tiles(first, T, S: tl.constexpr):
     """The keys that a tile of queries from `first` on reads. All queries see keys begin … stop − 1, which need no mask.
 
     Some queries see keys 0 … sink_end − 1, edge … begin − 1 and stop … end − 1; `masked` counts the tiles of these.
     """
-    end = tl.minimum(first + BM, T) if CAUSAL else T
-    stop = first // BN * BN if CAUSAL else T // BN * BN
+    end = tl.minimum(first + S.BM, T) if S.CAUSAL else T
+    stop = first // S.BN * S.BN if S.CAUSAL else T // S.BN * S.BN
     edge, begin, sink_end = 0, 0, 0
-    if WINDOW > 0:
-        edge = tl.maximum(0, first - WINDOW + 1) // BN * BN
-        begin = tl.minimum(tl.maximum(tl.cdiv(first + BM - WINDOW, BN) * BN, edge), stop)
-        sink_end = tl.minimum(tl.cdiv(SINKS, BN) * BN, edge)
-    masked = sink_end // BN + (begin - edge) // BN + tl.cdiv(tl.maximum(end - stop, 0), BN)
+    if S.WINDOW > 0:
+        edge = tl.maximum(0, first - S.WINDOW + 1) // S.BN * S.BN
+        begin = tl.minimum(tl.maximum(tl.cdiv(first + S.BM - S.WINDOW, S.BN) * S.BN, edge), stop)
+        sink_end = tl.minimum(tl.cdiv(S.SINKS, S.BN) * S.BN, edge)
+    masked = sink_end // S.BN + (begin - edge) // S.BN + tl.cdiv(tl.maximum(end - stop, 0), S.BN)
     return begin, stop, edge, sink_end, masked
 
 
@@ -117,11 +142,11 @@ def _masked_start(tile, begin, stop, edge, sink_end, BN: tl.constexpr):
 def _forward(
     Q, K, V, TOTALS, O, LSE, PLACES,
     q_strides, k_strides, v_strides, o_strides,
-    T, H, scale, clamp,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
+    T, H, scale, clamp, S: tl.constexpr,
 ):  # fmt: skip
+    BM: tl.constexpr = S.BM
+    BE: tl.constexpr = S.BE
+    PRECISION: tl.constexpr = S.PRECISION
     q_b, q_h, q_t = q_strides
     k_b, k_h, k_t = k_strides
     v_b, v_h, v_t = v_strides
@@ -133,40 +158,40 @@ def _forward(
         Q, K, V = Q + offset * q_t, K + offset * k_t, V + offset * v_t
         O, LSE = O + offset * o_t, LSE + offset
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
-    g = h // GROUP
+    g = h // S.GROUP
     m = first + tl.arange(0, BM)
-    d, e = tl.arange(0, BD), tl.arange(0, BE)
-    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
+    d, e = tl.arange(0, S.BD), tl.arange(0, BE)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, S.D)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    totals = (b * (H // GROUP) + g) * T
-    of_row = _totals(TOTALS, totals, m, T, DECAY)
-    origin = _totals(TOTALS, totals, first, T, DECAY)
+    totals = (b * (H // S.GROUP) + g) * T
+    of_row = _totals(TOTALS, totals, m, T, S.DECAY)
+    origin = _totals(TOTALS, totals, first, T, S.DECAY)
     acc = tl.zeros((BM, BE), tl.float32)
     row_sum = tl.zeros((BM,), tl.float32)
     largest = tl.full((BM,), float("-inf"), tl.float32)
-    begin, stop, edge, sink_end, masked = _key_tiles(first, T, BM, BN, CAUSAL, WINDOW, SINKS)
-    for start in range(begin, stop, BN):
-        n = start + tl.arange(0, BN)
-        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        of_key = _totals(TOTALS, totals, n, T, DECAY)
+    begin, stop, edge, sink_end, masked = _key_tiles(first, T, S)
+    for start in range(begin, stop, S.BN):
+        n = start + tl.arange(0, S.BN)
+        k, v = load_rows(K, k_t, n, d, T, S.D), load_rows(V, v_t, n, e, T, S.E)
+        of_key = _totals(TOTALS, totals, n, T, S.DECAY)
         dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        x = _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, CLAMP, DECAY, PAIRS)
+        x = _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, S)
         acc, row_sum, largest = _add(acc, row_sum, largest, x, v, PRECISION)
     for tile in range(masked):
-        start = _masked_start(tile, begin, stop, edge, sink_end, BN)
-        n = start + tl.arange(0, BN)
-        k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-        of_key = _totals(TOTALS, totals, n, T, DECAY)
+        start = _masked_start(tile, begin, stop, edge, sink_end, S.BN)
+        n = start + tl.arange(0, S.BN)
+        k, v = load_rows(K, k_t, n, d, T, S.D), load_rows(V, v_t, n, e, T, S.E)
+        of_key = _totals(TOTALS, totals, n, T, S.DECAY)
         dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        x = _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, CLAMP, DECAY, PAIRS)
-        x = tl.where(_seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
+        x = _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, S)
+        x = tl.where(_seen(m[:, None], n[None, :], T, S), x, float("-inf"))
         acc, row_sum, largest = _add(acc, row_sum, largest, x, v, PRECISION)
     empty = row_sum == 0
     o = acc / tl.where(empty, 1.0, row_sum)[:, None]
-    log2 = largest + tl.log2(tl.where(empty, 1.0, row_sum)) + _own(of_row, origin, PAIRS)
+    log2 = largest + tl.log2(tl.where(empty, 1.0, row_sum)) + _own(of_row, origin, S.PAIRS)
     lse = tl.where(empty, float("-inf"), log2 * 0.6931471805599453)
-    inside = (m < T)[:, None] & (e < E)[None, :]
+    inside = (m < T)[:, None] & (e < S.E)[None, :]
     tl.store(O + b * o_b + h * o_h + m[:, None] * o_t + e[None, :], o.to(O.dtype.element_ty), mask=inside)
     tl.store(LSE + (b * H + h) * total + m, lse, mask=m < T)
 
@@ -192,24 +217,20 @@ def _log2_of_row(LSE, rows, own, m, T):
 
 @triton.jit
 def _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t, totals, start, m, d, e, T, scale, clamp,
-              D: tl.constexpr, E: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr,
-              DECAY: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, MASKED: tl.constexpr,
-              PAIRS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+              S: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add one tile of keys to the gradient of a tile of queries."""
-    n = start + tl.arange(0, BN)
-    k, v = load_rows(K, k_t, n, d, T, D), load_rows(V, v_t, n, e, T, E)
-    of_key = _totals(TOTALS, totals, n, T, DECAY)
+    PRECISION: tl.constexpr = S.PRECISION
+    n = start + tl.arange(0, S.BN)
+    k, v = load_rows(K, k_t, n, d, T, S.D), load_rows(V, v_t, n, e, T, S.E)
+    of_key = _totals(TOTALS, totals, n, T, S.DECAY)
     dot = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    x = (
-        _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, CLAMP, DECAY, PAIRS)
-        - log2[:, None]
-    )
+    x = _score(dot, of_row[:, None], of_key[None, :], origin, scale, clamp, S) - log2[:, None]
     if MASKED:
-        x = tl.where(_seen(m[:, None], n[None, :], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
+        x = tl.where(_seen(m[:, None], n[None, :], T, S), x, float("-inf"))
     dx = tl.exp2(x) * (tl.dot(do, tl.trans(v), input_precision=PRECISION) - delta[:, None])
-    if DECAY:
+    if S.DECAY:
         dl += tl.sum(dx, 1).to(dl.dtype)
-    if CLAMP:
+    if S.CLAMP:
         dx = tl.where(dot * scale <= clamp, dx, 0.0)
     return tl.dot(dx.to(k.dtype), k, dq, input_precision=PRECISION), dl
 
@@ -219,11 +240,10 @@ def _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t
 def _backward_queries(
     Q, K, V, DO, TOTALS, LSE, DELTA, DQ, DL, PLACES,
     q_strides, k_strides, v_strides, o_strides, dq_strides,
-    T, H, scale, clamp,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
+    T, H, scale, clamp, S: tl.constexpr,
 ):  # fmt: skip
+    BM: tl.constexpr = S.BM
+    BD: tl.constexpr = S.BD
     q_b, q_h, q_t = q_strides
     k_b, k_h, k_t = k_strides
     v_b, v_h, v_t = v_strides
@@ -237,66 +257,60 @@ def _backward_queries(
         DO, DQ = DO + offset * o_t, DQ + offset * dq_t
         LSE, DELTA = LSE + offset, DELTA + offset
     b, h = (tl.program_id(1) // H).to(tl.int64), (tl.program_id(1) % H).to(tl.int64)
-    g = h // GROUP
+    g = h // S.GROUP
     m = first + tl.arange(0, BM)
-    d, e = tl.arange(0, BD), tl.arange(0, BE)
-    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, D)
-    do = load_rows(DO + b * o_b + h * o_h, o_t, m, e, T, E)
+    d, e = tl.arange(0, BD), tl.arange(0, S.BE)
+    q = load_rows(Q + b * q_b + h * q_h, q_t, m, d, T, S.D)
+    do = load_rows(DO + b * o_b + h * o_h, o_t, m, e, T, S.E)
     K += b * k_b + g * k_h
     V += b * v_b + g * v_h
-    totals, rows = (b * (H // GROUP) + g) * T, (b * H + h) * total
-    of_row = _totals(TOTALS, totals, m, T, DECAY)
-    origin = _totals(TOTALS, totals, first, T, DECAY)
-    log2 = _log2_of_row(LSE, rows, _own(of_row, origin, PAIRS), m, T)
+    totals, rows = (b * (H // S.GROUP) + g) * T, (b * H + h) * total
+    of_row = _totals(TOTALS, totals, m, T, S.DECAY)
+    origin = _totals(TOTALS, totals, first, T, S.DECAY)
+    log2 = _log2_of_row(LSE, rows, _own(of_row, origin, S.PAIRS), m, T)
     delta = tl.load(DELTA + rows + m, mask=m < T, other=0.0)
     dq = tl.zeros((BM, BD), tl.float32)
-    dl = tl.zeros((BM,), tl.float64 if PAIRS else tl.float32)
-    begin, stop, edge, sink_end, masked = _key_tiles(first, T, BM, BN, CAUSAL, WINDOW, SINKS)
-    for start in range(begin, stop, BN):
+    dl = tl.zeros((BM,), tl.float64 if S.PAIRS else tl.float32)
+    begin, stop, edge, sink_end, masked = _key_tiles(first, T, S)
+    for start in range(begin, stop, S.BN):
         dq, dl = _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t, totals, start, m, d, e, T,
-                           scale, clamp, D, E, BN, CAUSAL, CLAMP, DECAY, WINDOW, SINKS, False,
-                           PAIRS, PRECISION)  # fmt: skip
+                           scale, clamp, S, False)  # fmt: skip
     for tile in range(masked):
-        start = _masked_start(tile, begin, stop, edge, sink_end, BN)
+        start = _masked_start(tile, begin, stop, edge, sink_end, S.BN)
         dq, dl = _add_keys(dq, dl, q, do, log2, delta, of_row, origin, K, V, TOTALS, k_t, v_t, totals, start, m, d, e, T,
-                           scale, clamp, D, E, BN, CAUSAL, CLAMP, DECAY, WINDOW, SINKS, True,
-                           PAIRS, PRECISION)  # fmt: skip
-    inside = (m < T)[:, None] & (d < D)[None, :]
+                           scale, clamp, S, True)  # fmt: skip
+    inside = (m < T)[:, None] & (d < S.D)[None, :]
     dq *= scale * 0.6931471805599453
     tl.store(
         DQ + b * dq_b + h * dq_h + m[:, None] * dq_t + d[None, :], dq.to(DQ.dtype.element_ty), mask=inside
     )
-    if DECAY:
+    if S.DECAY:
         tl.store(DL + rows + m, dl, mask=m < T)
 
 
 @triton.jit
 def _add_queries(dk, dv, dl, k, v, of_key, origin, n, Q, DO, TOTALS, LSE, DELTA, q_t, o_t, totals, rows, start,
-                 d, e, T, scale, clamp, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, CAUSAL: tl.constexpr,
-                 CLAMP: tl.constexpr, DECAY: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-                 MASKED: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+                 d, e, T, scale, clamp, S: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add one tile of queries to the gradients of a tile of keys; tiles are [keys, queries].
 
     Queries beyond the text have zeros for do and δ and add nothing.
     """
-    m = start + tl.arange(0, BM)
-    q, do = load_rows(Q, q_t, m, d, T, D), load_rows(DO, o_t, m, e, T, E)
-    of_row = _totals(TOTALS, totals, m, T, DECAY)
-    log2 = _log2_of_row(LSE, rows, _own(of_row, origin, PAIRS), m, T)
+    PRECISION: tl.constexpr = S.PRECISION
+    m = start + tl.arange(0, S.BM)
+    q, do = load_rows(Q, q_t, m, d, T, S.D), load_rows(DO, o_t, m, e, T, S.E)
+    of_row = _totals(TOTALS, totals, m, T, S.DECAY)
+    log2 = _log2_of_row(LSE, rows, _own(of_row, origin, S.PAIRS), m, T)
     delta = tl.load(DELTA + rows + m, mask=m < T, other=0.0)
     dot = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-    x = (
-        _score(dot, of_row[None, :], of_key[:, None], origin, scale, clamp, CLAMP, DECAY, PAIRS)
-        - log2[None, :]
-    )
+    x = _score(dot, of_row[None, :], of_key[:, None], origin, scale, clamp, S) - log2[None, :]
     if MASKED:
-        x = tl.where(_seen(m[None, :], n[:, None], T, CAUSAL, WINDOW, SINKS), x, float("-inf"))
+        x = tl.where(_seen(m[None, :], n[:, None], T, S), x, float("-inf"))
     p = tl.exp2(x)
     dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
     dx = p * (tl.dot(v, tl.trans(do), input_precision=PRECISION) - delta[None, :])
-    if DECAY:
+    if S.DECAY:
         dl -= tl.sum(dx, 1).to(dl.dtype)
-    if CLAMP:
+    if S.CLAMP:
         dx = tl.where(dot * scale <= clamp, dx, 0.0)
     dk = tl.dot(dx.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv, dl
@@ -307,11 +321,11 @@ def _add_queries(dk, dv, dl, k, v, of_key, origin, n, Q, DO, TOTALS, LSE, DELTA,
 def _backward_keys(
     Q, K, V, DO, TOTALS, LSE, DELTA, DK, DV, DL, PLACES,
     q_strides, k_strides, v_strides, o_strides, dk_strides, dv_strides,
-    T, H, scale, clamp,
-    GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, CLAMP: tl.constexpr, DECAY: tl.constexpr,
-    WINDOW: tl.constexpr, SINKS: tl.constexpr, PAIRS: tl.constexpr, PRECISION: tl.constexpr,
+    T, H, scale, clamp, S: tl.constexpr,
 ):  # fmt: skip
+    BN: tl.constexpr = S.BN
+    BD: tl.constexpr = S.BD
+    BE: tl.constexpr = S.BE
     q_b, q_h, q_t = q_strides
     k_b, k_h, k_t = k_strides
     v_b, v_h, v_t = v_strides
@@ -325,48 +339,46 @@ def _backward_keys(
         Q, K, V = Q + offset * q_t, K + offset * k_t, V + offset * v_t
         DO, DK, DV = DO + offset * o_t, DK + offset * dk_t, DV + offset * dv_t
         LSE, DELTA = LSE + offset, DELTA + offset
-    kv_heads = H // GROUP
+    kv_heads = H // S.GROUP
     b, g = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
     n = first + tl.arange(0, BN)
     d, e = tl.arange(0, BD), tl.arange(0, BE)
-    k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, D)
-    v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, E)
+    k = load_rows(K + b * k_b + g * k_h, k_t, n, d, T, S.D)
+    v = load_rows(V + b * v_b + g * v_h, v_t, n, e, T, S.E)
     totals = (b * kv_heads + g) * T
-    of_key = _totals(TOTALS, totals, n, T, DECAY)
-    origin = _totals(TOTALS, totals, first, T, DECAY)
+    of_key = _totals(TOTALS, totals, n, T, S.DECAY)
+    origin = _totals(TOTALS, totals, first, T, S.DECAY)
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
-    dl = tl.zeros((BN,), tl.float64 if PAIRS else tl.float32)
+    dl = tl.zeros((BN,), tl.float64 if S.PAIRS else tl.float32)
     # queries begin … stop − 1 see all keys of the tile and need no mask, unless keys lie beyond the text
-    edge, end = first // BM * BM if CAUSAL else 0, T
-    begin, stop = tl.minimum(tl.cdiv(first + BN, BM) * BM, T) if CAUSAL else 0, T
-    if WINDOW > 0:
-        if first >= SINKS:
-            end = tl.minimum(T, first + BN + WINDOW - 1)
-        stop = tl.minimum(tl.maximum((first + WINDOW) // BM * BM, begin), end)
-        stop = tl.where(first < SINKS, begin, stop)
+    edge, end = first // S.BM * S.BM if S.CAUSAL else 0, T
+    begin, stop = tl.minimum(tl.cdiv(first + BN, S.BM) * S.BM, T) if S.CAUSAL else 0, T
+    if S.WINDOW > 0:
+        if first >= S.SINKS:
+            end = tl.minimum(T, first + BN + S.WINDOW - 1)
+        stop = tl.minimum(tl.maximum((first + S.WINDOW) // S.BM * S.BM, begin), end)
+        stop = tl.where(first < S.SINKS, begin, stop)
     begin = tl.where(first + BN > T, end, tl.minimum(begin, end))
     stop = tl.where(first + BN > T, end, tl.maximum(stop, begin))
-    before = tl.cdiv(begin - edge, BM)
-    for member in range(GROUP):
-        h = g * GROUP + member
+    before = tl.cdiv(begin - edge, S.BM)
+    for member in range(S.GROUP):
+        h = g * S.GROUP + member
         q_at, do_at, rows = Q + b * q_b + h * q_h, DO + b * o_b + h * o_h, (b * H + h) * total
-        for tile in range(before + tl.cdiv(end - stop, BM)):
-            start = tl.where(tile < before, edge + tile * BM, stop + (tile - before) * BM)
+        for tile in range(before + tl.cdiv(end - stop, S.BM)):
+            start = tl.where(tile < before, edge + tile * S.BM, stop + (tile - before) * S.BM)
             dk, dv, dl = _add_queries(dk, dv, dl, k, v, of_key, origin, n, q_at, do_at, TOTALS, LSE, DELTA, q_t, o_t,
-                                      totals, rows, start, d, e, T, scale, clamp, D, E, BM, CAUSAL, CLAMP,
-                                      DECAY, WINDOW, SINKS, True, PAIRS, PRECISION)  # fmt: skip
-        for start in range(begin, stop, BM):
+                                      totals, rows, start, d, e, T, scale, clamp, S, True)  # fmt: skip
+        for start in range(begin, stop, S.BM):
             dk, dv, dl = _add_queries(dk, dv, dl, k, v, of_key, origin, n, q_at, do_at, TOTALS, LSE, DELTA, q_t,
-                                      o_t, totals, rows, start, d, e, T, scale, clamp, D, E, BM, CAUSAL,
-                                      CLAMP, DECAY, WINDOW, SINKS, False, PAIRS, PRECISION)  # fmt: skip
-    inside_d, inside_e = (n < T)[:, None] & (d < D)[None, :], (n < T)[:, None] & (e < E)[None, :]
+                                      o_t, totals, rows, start, d, e, T, scale, clamp, S, False)  # fmt: skip
+    inside_d, inside_e = (n < T)[:, None] & (d < S.D)[None, :], (n < T)[:, None] & (e < S.E)[None, :]
     dk *= scale * 0.6931471805599453
     at = DK + b * dk_b + g * dk_h + n[:, None] * dk_t + d[None, :]
     tl.store(at, dk.to(DK.dtype.element_ty), mask=inside_d)
     at = DV + b * dv_b + g * dv_h + n[:, None] * dv_t + e[None, :]
     tl.store(at, dv.to(DV.dtype.element_ty), mask=inside_e)
-    if DECAY:
+    if S.DECAY:
         tl.store(DL + totals + n, dl, mask=n < T)
 
 
@@ -441,8 +453,7 @@ def _forward_launch(q: Layout, k: Layout, v: Layout, call: Call, decays: bool, s
     o = _strides_of_rows(v, heads, sequences)
     numbers = (q.strides[:3], k.strides[:3], v.strides[:3], o, tokens, heads, *_score_options(call))
     grid = _tiles(tokens, tile["BM"], sequences), batch * heads
-    options = {**_sizes(q, k, v, decays, call), **tile}
-    return _Pass(prepared(_forward, grid, numbers, options), tile["BM"])
+    return _Pass(prepared(_forward, grid, numbers, _options(q, k, v, decays, call, tile)), tile["BM"])
 
 
 @by_shapes
@@ -456,7 +467,7 @@ def _backward_launches(
     sequences: int,
 ) -> _Backward:
     batch, heads, tokens, _ = q.shape
-    kv_heads, sizes = k.shape[1], _sizes(q, k, v, decays, call)
+    kv_heads = k.shape[1]
     strides, others = [u.strides[:3] for u in (q, k, v, do)], (tokens, heads, *_score_options(call))
     dq, dk, dv = (_strides_of_rows(u, u.shape[1], sequences) for u in (q, k, v))
     by_query, by_key = (tile_options(TILES[kind], q, v, tokens) for kind in ("queries", "keys"))
@@ -464,13 +475,13 @@ def _backward_launches(
         _backward_queries,
         (_tiles(tokens, by_query["BM"], sequences), batch * heads),
         (*strides, dq, *others),
-        {**sizes, **by_query},
+        _options(q, k, v, decays, call, by_query),
     )
     keys = prepared(
         _backward_keys,
         (_tiles(tokens, by_key["BN"], sequences), batch * kv_heads),
         (*strides, dk, dv, *others),
-        {**sizes, **by_key},
+        _options(q, k, v, decays, call, by_key),
     )
     wide = torch.float64 if q.dtype == torch.float32 else torch.float32
     of_rows, of_keys = (New((batch, count, tokens) if decays else (0,), wide) for count in (heads, kv_heads))
@@ -500,19 +511,25 @@ def _score_options(call: Call) -> tuple[float, float]:
     return call.scale * log2_e, (call.clamp or 0.0) * log2_e
 
 
-def _sizes(q: Layout, k: Layout, v: Layout, decays: bool, call: Call) -> dict[str, Any]:
+def _options(
+    q: Layout, k: Layout, v: Layout, decays: bool, call: Call, tile: dict[str, int]
+) -> dict[str, Any]:
+    """The compile-time arguments of a launch: its settings, and the options of triton that a tile has."""
     d, e = q.shape[3], v.shape[3]
-    return {
-        "GROUP": q.shape[1] // k.shape[1],
-        "D": d,
-        "E": e,
-        "BD": width(d),
-        "BE": width(e),
-        "CAUSAL": call.causal,
-        "CLAMP": call.clamp is not None,
-        "DECAY": decays,
-        "WINDOW": call.window or 0,
-        "SINKS": call.sinks,
-        "PAIRS": q.dtype == torch.float32,
-        "PRECISION": precision(q),
-    }
+    settings = Settings(
+        GROUP=q.shape[1] // k.shape[1],
+        D=d,
+        E=e,
+        BD=width(d),
+        BE=width(e),
+        BM=tile["BM"],
+        BN=tile["BN"],
+        CAUSAL=call.causal,
+        WINDOW=call.window or 0,
+        SINKS=call.sinks,
+        CLAMP=call.clamp is not None,
+        DECAY=decays,
+        PAIRS=q.dtype == torch.float32,
+        PRECISION=precision(q),
+    )
+    return {"S": settings, **{name: value for name, value in tile.items() if name not in ("BM", "BN")}}
