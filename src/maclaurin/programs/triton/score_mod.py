@@ -26,7 +26,15 @@ from torch import Tensor
 from maclaurin.programs.triton import empty_rows_of_heads, on_its_device
 from maclaurin.programs.triton.launch import Launch, Layout, New, by_shapes, launched, new_tensors, prepared
 from maclaurin.programs.triton.packed import place_of, places, tiles_of_packed
-from maclaurin.programs.triton.tiles import Tile, cdiv, load_rows, precision, tile_options, width
+from maclaurin.programs.triton.tiles import (
+    Tile,
+    cdiv,
+    load_rows,
+    precision,
+    tile_options,
+    width,
+    with_settings,
+)
 
 #: tiles by pass for head sizes up to 64 and up to 128
 TILES = {
@@ -532,4 +540,4 @@ def _options(
         PAIRS=q.dtype == torch.float32,
         PRECISION=precision(q),
     )
-    return {"S": settings, **{name: value for name, value in tile.items() if name not in ("BM", "BN")}}
+    return with_settings(settings, tile)
