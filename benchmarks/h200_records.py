@@ -36,7 +36,7 @@ from h200_runs import (
 
 from maclaurin.code_version import NUMERICS_VERSION
 from maclaurin.study.cost import attention_facts
-from maclaurin.study.design import Cell, Experiment, Study
+from maclaurin.study.design import Cell, Experiment, Study, Tune
 from maclaurin.study.find import read_study_file
 from maclaurin.study.run_record import (
     FILE,
@@ -109,7 +109,7 @@ def factor_of(line: Record) -> float:
 
 def factors_for(experiment: Experiment, lines: Sequence[Record]) -> Factors | None:
     """Spec → tuned factor, without specs that are still searched; None if the experiment tunes no factor."""
-    if experiment.tune is None or not experiment.tune.factors:
+    if not isinstance(experiment.tune, Tune) or not experiment.tune.factors:
         return None
     specs = [experiment.settings(cell)["attention"][0] for cell in experiment.cells]
     return {spec: found for spec in specs if (found := tuned_factor(lines, spec, {})) is not None}

@@ -103,8 +103,8 @@ def together(studies: Sequence) -> object:
 
 def known_tuning(studies: Sequence, folder: Path) -> None:
     """Give the study of all of them the learning rates that are stored with each."""
-    from maclaurin.study.tune import FILE as TUNED
-    from maclaurin.study.tune import TunedFile
+    from maclaurin.study.tuned_rates import FILE as TUNED
+    from maclaurin.study.tuned_rates import TunedFile
 
     files = [(study.name, TunedFile.read(study.file.parent / TUNED)) for study in studies]
     experiments = {

@@ -150,6 +150,15 @@ def test_interrupted_and_killed_it_goes_on_and_repeats_nothing(tmp_path):
         assert steps_trained(tmp_path, found[cell].key) == list(range(1, steps + 1))
 
 
+def test_under_a_limit_of_time_it_saves_what_it_has_and_goes_on_later(tmp_path):
+    write_study(tmp_path, "limited", {"long": SOFTMAX}, **LONG)
+    told = study(tmp_path, "limited", "--workers", "1", "--no-report", "--minutes", "0.03", expect=130)
+    assert "Continue with: maclaurin study limited --workers 1 --no-report --minutes 0.03" in told
+    assert by_cell(tmp_path, "limited")["long"].status in ("waiting", "stopped")
+    study(tmp_path, "limited", "--workers", "1", "--no-report")
+    assert by_cell(tmp_path, "limited")["long"].status == "finished"
+
+
 @pytest.mark.exhaustive
 def test_two_studies_at_once_train_a_shared_run_once(tmp_path):
     write_study(tmp_path, "one", {"softmax": SOFTMAX}, **LONG)

@@ -8,7 +8,7 @@ from tests.unit.study.making import make_record
 
 from maclaurin import InputError
 from maclaurin.study.pool import Pool
-from maclaurin.study.tune import TunedFile
+from maclaurin.study.tuned_rates import TunedFile
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "host_studies.py"
 spec = importlib.util.spec_from_file_location("benchmarks_host_studies", PATH)

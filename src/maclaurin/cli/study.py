@@ -127,11 +127,15 @@ def run_study(
         str | None,
         typer.Option("--torch", help="Use results of this version of torch, such as 2.11, from the pool."),
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Stop after this time; start no run that would not end by then."),
+    ] = None,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write the report at the end.")] = True,
 ) -> None:
     """Run a study: train the runs that have no result yet, write OUT/records.json and the report.
 
-    Ctrl-C stops it, and the same command continues it. The exit code is 1 if a run crashed.
+    Ctrl-C or --minutes stops it, and the same command continues it. The exit code is 1 if a run crashed.
 
     `maclaurin study diff` compares two studies, `maclaurin study clean` frees space in the pool.
 
@@ -144,6 +148,8 @@ def run_study(
         maclaurin study mini --budget 0.5x --only exp/sum exp/l2
 
         maclaurin study mini --seeds 5
+
+        maclaurin study gap --minutes 30
 
         maclaurin study paper --torchrun "--nproc-per-node 8" --dry-run
 
@@ -191,6 +197,7 @@ def run_study(
             keep_models=keep_models,
             time=time,
             torch_version=torch_version,
+            minutes=minutes,
             view=make_view(study.title, Console(stderr=True)),
         )
     except KeyboardInterrupt:

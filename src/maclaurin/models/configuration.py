@@ -159,8 +159,12 @@ SIZES = {
     for size in (
         Size("pico", 64, 172, 2, 2, 128, "0.16M with a vocabulary of 512: seconds on one core"),
         Size("nano", 128, 344, 4, 4, 256, "about 1M with a small vocabulary, for a CPU"),
+        Size("5m", 192, 512, 3, 4, 512, "4.9M at a vocabulary of 8192: the first of three for a ladder"),
         Size("micro", 256, 688, 4, 6, 512, "about 7M at a vocabulary of 4096"),
         Size("mini", 384, 1024, 6, 6, 512, "13.8M at a vocabulary of 4096; minutes on one GPU"),
+        Size(
+            "60m", 704, 1880, 11, 8, 512, "59.2M at a vocabulary of 8192: the last of that ladder, after mini"
+        ),
         Size("small", 1024, 2048, 16, 20, 1024, "275M at a vocabulary of 32000, as in the paper"),
         Size("large", 3072, 6144, 16, 20, 1024, "2.08B at a vocabulary of 32000, as in the paper"),
     )

@@ -204,6 +204,9 @@ def _rule_text(tuning: Tuning, sign: float) -> str:
     rates = sorted({cell.rate for cell in tuning.cells.values()})
     text = f"learning rates ({' to '.join(f'{rate:g}' for rate in rates[:: len(rates) - 1 or 1])}) "
     text += f"come from a rule: {tuning.rule}."
+    halved = [f"{name} ({cell.rate:g})" for name, cell in tuning.cells.items() if cell.diverged]
+    if halved:
+        text += f" Final runs diverged at that rate, so that it was halved: {listed(halved)}."
     best = {name: rate for name, cell in tuning.cells.items() if (rate := best_rate(cell, sign))}
     if not best:
         return text + " No other rates were tried here."

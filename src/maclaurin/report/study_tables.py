@@ -19,6 +19,7 @@ from maclaurin.report.formatting import (
     counted,
     in_one_line,
     interval,
+    listed,
     many,
     plain,
     power,
@@ -316,6 +317,8 @@ def _rate_notes(outcome: Outcome, name: str, best: float | None) -> list[str]:
     if cell is None:
         return []
     notes = ["at the edge of what was tried"] if cell.on_edge else []
+    if cell.diverged:
+        notes.append(f"a final run diverged at {listed([f'{rate:g}' for rate in cell.diverged])}")
     if best is not None and best != cell.rate:
         notes.append(f"by the rule; {best:g} is better here")
     steps = tuned_steps(outcome, name)

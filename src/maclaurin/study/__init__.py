@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from maclaurin.study.claims import Alike, Behind, Claim, Ordered, Published
-from maclaurin.study.design import Cell, Experiment, Study, Tasks, Tune, cells_of, grid
+from maclaurin.study.design import Carried, Cell, Experiment, Study, Tasks, Tune, cells_of, grid
 from maclaurin.study.metrics import Metric
 from maclaurin.study.shapley import Combination, Waterfall, waterfall
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Alike",
     "Behind",
+    "Carried",
     "Cell",
     "Claim",
     "Combination",

@@ -99,9 +99,20 @@ class Tune:
             self._check_factors()
 
     @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """Seeds of tuning runs, which no final run has."""
+        return self.seeds + self.confirm
+
+    @property
     def least_trials(self) -> int:
         """Number of runs in the first grids, a lower bound for the search."""
         return (len(self.rates) + max(0, len(self.factors) - 1)) * len(self.seeds)
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Keys of the config that are chosen, and what they are called in errors."""
+        factor = {"output_lr": "the factor of the output projection"} if self.factors else {}
+        return {"lr": "the learning rate", **factor}
 
     def _check_factors(self) -> None:
         if len(self.factors) < 2:
@@ -114,6 +125,66 @@ class Tune:
             raise InputError(
                 f"the grid of factors must contain 1, at which the rates are searched, got {self.factors!r}."
             )
+
+
+@final
+@dataclass(frozen=True)
+class Carried:
+    """Each cell gets a learning rate that follows from those tuned at other sizes: rate ∝ width^−p.
+
+    For sizes at which a search costs too much. Rates stay in factors of two. The factor of the output
+    projections, if it was tuned, is that of the last tuned experiment: what it makes up for is the size of a
+    head's output, and heads have the same size in a ladder.
+
+    tuned     names of experiments with the same cells and tune=Tune(…), the smallest size first; the rates
+              come from the last one
+    exponent  p; None: the one that suits most cells, from the rates of the first and the last of `tuned`
+    tests     factors of the carried rate that are trained with the tuning seeds, 1 among them: the page says
+              for which cells another is better. Empty: the rule is not tested here
+    seeds     seeds of those runs
+    halvings  how often a cell may be trained again at half the rate because a final run diverged; the page
+              says where that happened
+    """
+
+    tuned: tuple[str, ...]
+    exponent: float | None = None
+    tests: tuple[float, ...] = (0.5, 1.0, 2.0)
+    seeds: tuple[int, ...] = (TUNING_SEED,)
+    halvings: int = 0
+
+    def __post_init__(self) -> None:
+        if self.halvings < 0:
+            raise InputError(f"halvings is 0 or a count such as 2, got {self.halvings}.")
+        if isinstance(self.tuned, str) or not self.tuned:
+            raise InputError(f'tuned takes a tuple of names such as ("5m", "17m"), got {self.tuned!r}.')
+        if self.exponent is None and len(self.tuned) < 2:
+            raise InputError(
+                f"rates of {listed_names(self.tuned)} alone do not say how they change with the width: name "
+                "a second tuned experiment, or give exponent=1 for half the rate at twice the width."
+            )
+        if self.exponent is not None and not math.isfinite(self.exponent):
+            raise InputError(f"exponent is a finite number such as 1, got {self.exponent!r}.")
+        _check_seeds(self.seeds, "the test of carried rates")
+        if self.tests and (1.0 not in self.tests or not all(value > 0 for value in self.tests)):
+            raise InputError(
+                f"tests are positive factors of the carried rate with 1 among them, such as (0.5, 1, 2), got "
+                f"{self.tests!r}."
+            )
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """Seeds of the runs that test the rule, which no final run has."""
+        return self.seeds
+
+    @property
+    def least_trials(self) -> int:
+        """Number of runs that test the rule for one cell."""
+        return len(self.tests) * len(self.seeds)
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Keys of the config that follow from the rule, and what they are called in errors."""
+        return {"lr": "the learning rate", "output_lr": "the factor of the output projection"}
 
 
 def _check_grid(values: tuple[float, ...], what: str, example: str, most: int) -> None:
@@ -164,7 +235,8 @@ class Experiment:
     seeds      the same for every cell: differences are taken seed by seed
     baseline   the cell that others are compared with
     axes       names of the factors of a factorial design, in order; empty if cells are a plain list
-    tune       how each cell gets its own learning rate; None: lr of the config
+    tune       how each cell gets its own learning rate: Tune searches, Carried takes it from other sizes;
+               None: lr of the config
     equal      what is the same for all cells: steps; flops: training FLOPs, which determine the steps; state:
                the bytes kept at the trained length, which is checked (choose windows so that they are equal)
     waterfalls decompositions of the gap between two cells; the page draws the contribution of each part
@@ -179,7 +251,7 @@ class Experiment:
     seeds: tuple[int, ...]
     baseline: str
     axes: tuple[str, ...] = ()
-    tune: Tune | None = None
+    tune: Tune | Carried | None = None
     equal: Literal["steps", "flops", "state"] = "steps"
     waterfalls: tuple[Waterfall, ...] = ()
     tasks: Tasks | None = None
@@ -253,17 +325,20 @@ class Experiment:
                     "whose results cannot be compared: make one experiment of each."
                 )
 
-    def _check_tuning(self, tune: Tune) -> None:
-        both = sorted(set(self.seeds) & set(tune.seeds + tune.confirm))
+    def _check_tuning(self, tune: Tune | Carried) -> None:
+        both = sorted(set(self.seeds) & set(tune.all_seeds))
         if both:
             raise InputError(
                 f"experiment {self.name!r} uses seed {both[0]} for tuning and for its result: the final runs "
                 "need seeds that nothing was chosen with."
             )
-        chosen = {"lr": "the learning rate"}
-        if tune.factors:
-            chosen["output_lr"] = "the factor of the output projection"
-        for key, what in chosen.items():
+        if isinstance(tune, Carried) and tune.halvings and self.tasks is not None:
+            raise InputError(
+                f"experiment {self.name!r} has tasks, which need the models of its final runs, and halvings="
+                f"{tune.halvings}, which trains final runs before: remove halvings, or ask the tasks in "
+                "another experiment."
+            )
+        for key, what in tune.keys.items():
             fixed = [cell.name for cell in self.cells if key in cell.settings]
             if key in self.common or fixed:
                 place = f"cell {fixed[0]!r}" if fixed else "common"
@@ -316,8 +391,30 @@ class Study:
                     f"{claim.experiment!r} has no such cell; it has "
                     f"{listed_names(sorted(cells[claim.experiment]))}."
                 )
+        for experiment in self.experiments:
+            if isinstance(experiment.tune, Carried):
+                self._check_carried(experiment, experiment.tune)
         if self.ladder:
             self._check_ladder()
+
+    def _check_carried(self, experiment: Experiment, carried: Carried) -> None:
+        """Raise unless the experiments that the rates come from are searched and have the same cells."""
+        known = {e.name: e for e in self.experiments}
+        for name in carried.tuned:
+            if name not in known or not isinstance(known[name].tune, Tune):
+                searched = [e.name for e in self.experiments if isinstance(e.tune, Tune)]
+                raise InputError(
+                    f"experiment {experiment.name!r} takes its learning rates from {name!r}, which is no "
+                    f"experiment of study {self.name!r} with tune=Tune(…); those are "
+                    f"{', '.join(searched) or 'none'}."
+                )
+            there = {cell.name: known[name].settings(cell).get("attention") for cell in known[name].cells}
+            for cell in experiment.cells:
+                if there.get(cell.name) != experiment.settings(cell).get("attention"):
+                    raise InputError(
+                        f"experiment {experiment.name!r} takes its learning rates from {name!r}, which has "
+                        f"no cell {cell.name!r} with the same attention."
+                    )
 
     def _check_ladder(self) -> None:
         """Raise unless the ladder names three experiments or more that compare the same cells."""

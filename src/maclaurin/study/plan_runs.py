@@ -287,7 +287,7 @@ def with_seeds(study: Study, count: int) -> Study:
                 "can be added, not removed."
             )
         tune = experiment.tune
-        taken = {*experiment.seeds, *(tune.seeds + tune.confirm if tune is not None else ())}
+        taken = {*experiment.seeds, *(tune.all_seeds if tune is not None else ())}
         new = (seed for seed in range(10**6) if seed not in taken)
         seeds += [next(new) for _ in range(count - len(seeds))]
         experiments.append(dataclasses.replace(experiment, seeds=tuple(seeds)))

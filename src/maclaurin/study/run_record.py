@@ -202,6 +202,7 @@ class CellTuning:
     factor    the chosen factor of the rate for the output projections; None if only the rate was chosen
     on_edge   whether rate or factor is the largest or smallest tried, because the limit was reached
     subject   digest of what was tuned: config without rate and seed, data, versions
+    diverged  larger rates of a rule at which a final run diverged, so that the rate was halved
     """
 
     rate: float
@@ -209,6 +210,7 @@ class CellTuning:
     subject: str
     on_edge: bool = False
     factor: float | None = None
+    diverged: tuple[float, ...] = ()
 
     @property
     def settings(self) -> dict[str, float]:

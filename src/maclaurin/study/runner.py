@@ -17,7 +17,8 @@ from maclaurin.extensions import Extension, extensions_of
 from maclaurin.files import require_writable_folder
 from maclaurin.plain_data import digest
 from maclaurin.spec.head_groups import specs_in
-from maclaurin.study.design import Cell, Experiment, Study, Tune
+from maclaurin.study.choose_rates import learning_rates, metric_of, provisional
+from maclaurin.study.design import Cell, Experiment, Study
 from maclaurin.study.executors import check_executor, choose_executor, processes_of, warm_up
 from maclaurin.study.find import imports_of, load_study, source_file, source_name
 from maclaurin.study.forms_check import FormsCheck
@@ -36,7 +37,6 @@ from maclaurin.study.pool import Pool, RunPlace, study_lock
 from maclaurin.study.run_record import (
     FILE,
     CellRecord,
-    CellTuning,
     ExperimentRecord,
     FormsRecord,
     Label,
@@ -52,7 +52,7 @@ from maclaurin.study.run_record import (
 from maclaurin.study.session import Interrupted, Session
 from maclaurin.study.smoke import smoke_config
 from maclaurin.study.timing import is_cheap, measure, require_local, subject_of, to_measure
-from maclaurin.study.tune import known_rates, learning_rates
+from maclaurin.study.tuned_rates import known_rates, missing_tests
 from maclaurin.wording import listed_names
 
 SECONDS_FOR_FORMS = 120.0
@@ -88,6 +88,7 @@ def run(
     keep_models: bool = False,
     time: bool | None = None,
     torch_version: str | None = None,
+    minutes: float | None = None,
     view: View | None = None,
 ) -> Ending:
     """Train the runs of a study that have no result yet, and write OUT/records.json.
@@ -109,6 +110,7 @@ def run(
                  not known and that takes less than 5 % of the time of the study
     torch_version  take results of this version of torch, such as "2.11", from the pool; runs without one are
                    an error unless it is the installed version
+    minutes      stop after this time, as at a signal; runs that would not end by then are not started
     view         displays the runs while they are trained; none by default
     """
     check_executor(executor, torchrun)
@@ -157,7 +159,10 @@ def run(
             code=prepared.planner.code,
             keep_models=keep_models,
         )
-        with Session(trainer, place, view or View(), retry=retry, elsewhere=elsewhere) as session:
+        limit = None if minutes is None else 60.0 * minutes
+        with Session(
+            trainer, place, view or View(), retry=retry, elsewhere=elsewhere, seconds=limit
+        ) as session:
             is_local = executor == "local" and torchrun is None and not smoke
             return _Running(prepared, session).run(retune=tune, time=time if is_local else False)
 
@@ -215,7 +220,7 @@ def prepare(
     whole = study if isinstance(study, Study) else load_study(study)
     folder = study_folder(whole, out, only=only, scale=scale, smoke=smoke)
     chosen, added = _with_added_seeds(select(whole, only), seeds, folder)
-    chosen = _with_few_items(_at_first_rate(chosen)) if smoke else chosen
+    chosen = _with_few_items(provisional(chosen, {})) if smoke else chosen
     _refuse_to_replace(whole, chosen, scale, folder)
     planner = Planner(
         chosen,
@@ -226,11 +231,12 @@ def prepare(
         torch_version=_checked_version(torch_version),
     )
     rates = known_rates(chosen, folder)
-    grids = {e.name: e.tune.least_trials for e in chosen.experiments if e.tune is not None}
-    searches = {subject: grids[name] for name, cells in rates.missing.items() for subject in cells.values()}
+    trials = {e.name: e.tune.least_trials for e in chosen.experiments if e.tune is not None}
+    missing = {**rates.missing, **missing_tests(chosen, folder)}
+    searches = {subject: trials[name] for name, cells in missing.items() for subject in cells.values()}
     return Prepared(
         study=chosen,
-        plan=planner.plan(_at_first_rate(chosen, rates.cells)),
+        plan=planner.plan(provisional(chosen, rates.cells)),
         planner=planner,
         out=folder,
         pool=folder / "pool" if smoke else pool or folder.parent / "pool",
@@ -256,22 +262,6 @@ def _checked_version(version: str | None) -> str | None:
     if version is not None and not re.fullmatch(r"\d+\.\d+", version):
         raise InputError(f"a version of torch is written like {INSTALLED_TORCH}, got {version!r}.")
     return version
-
-
-def _at_first_rate(
-    study: Study, known: Mapping[str, Mapping[str, CellTuning]] = MappingProxyType({})
-) -> Study:
-    """The study with every cell to be tuned at its known rate, else at the first of its grid."""
-
-    def settings(e: Experiment, tune: Tune, cell: Cell) -> Mapping[str, float]:
-        found = known.get(e.name, {}).get(cell.name)
-        return {"lr": tune.rates[0]} if found is None else found.settings
-
-    experiments = tuple(
-        e if e.tune is None else e.with_chosen({cell.name: settings(e, e.tune, cell) for cell in e.cells})
-        for e in study.experiments
-    )
-    return dataclasses.replace(study, experiments=experiments)
 
 
 def _with_few_items(study: Study) -> Study:
@@ -435,8 +425,8 @@ class _Running:
         return Ending(record, self._out, self._session.interrupted)
 
     def _train_trials(self, next_runs: NextRuns) -> dict[str, RunRecord]:
-        metrics = {e.name: e.tune.metric for e in self._study.experiments if e.tune is not None}
-        found = self._session.train({}, metrics, lambda runs: None, job_type="tune", next_runs=next_runs)
+        metrics = {e.name: metric_of(self._study, e) for e in self._study.experiments if e.tune is not None}
+        found = self._session.train({}, metrics, lambda runs: None, next_runs)
         if self._session.interrupted:
             raise Interrupted
         return found

@@ -20,6 +20,8 @@ from maclaurin.study.run_record import SETTLED, Label, NextRuns, Plan, RunRecord
 from maclaurin.study.worker import from_folder
 
 POLL_SECONDS = 0.5
+#: of the expected time of a run must be left to start it under a limit of time
+SPARE = 1.15
 
 Changed = Callable[[dict[str, RunRecord]], object]
 
@@ -40,12 +42,16 @@ class Session:
         *,
         retry: bool = False,
         elsewhere: str | None = None,
+        seconds: float | None = None,
     ) -> None:
         self._executor, self._place, self._view, self._retry = executor, place, view, retry
         #: version of torch, not the installed one, that made the results: nothing is trained here
         self._elsewhere = elsewhere
         self.pool = Pool(Path(place.pool))
         self._begun = time.monotonic()
+        #: when it stops as if by a signal; None: when all runs have a result
+        self._end = None if seconds is None else self._begun + seconds
+        self._is_over = False
         #: whether a run was started here, not only reused
         self.has_trained = False
         self._stop_request = StopRequest(
@@ -62,8 +68,9 @@ class Session:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal asked to stop."""
-        return self._stop_request.is_set
+        """Whether a signal asked to stop, or the time is up."""
+        self._is_over |= self._end is not None and time.monotonic() >= self._end
+        return self._is_over or self._stop_request.is_set
 
     @property
     def workers(self) -> int:
@@ -75,22 +82,19 @@ class Session:
         plan: Plan,
         metrics: Mapping[str, str],
         changed: Changed,
-        *,
-        job_type: str = "train",
         next_runs: NextRuns = lambda results: {},
     ) -> dict[str, RunRecord]:
         """Key → final record; `changed` is called with the current records whenever a run begins or ends.
 
-        `metrics` maps each experiment to the number the view shows; `job_type` is for trackers. `next_runs`
-        is asked for further runs at the start and whenever runs end, so none waits for a slower one.
+        `metrics` maps each experiment to the number the view shows. `next_runs` is asked for further runs at
+        the start and whenever runs end, so none waits for a slower one.
         """
         state = _State(self.pool, metrics)
-        place = dataclasses.replace(self._place, job_type=job_type)
         self._add(state, plan, next_runs)
         changed(state.records())
         with self._view:
             while state.has_work and not self.interrupted:
-                begun = self._submit(state, place)
+                begun = self._submit(state)
                 results = self._executor.poll(POLL_SECONDS)
                 ended = state.settle(results, stopping=self.interrupted)
                 state.progress |= self._executor.progress()
@@ -125,7 +129,7 @@ class Session:
                 f"{self._elsewhere} is installed, or leave out the version."
             )
 
-    def _submit(self, state: _State, place: RunPlace) -> bool:
+    def _submit(self, state: _State) -> bool:
         """Submit waiting runs while the executor has free slots; not those that another study is training."""
         free, changed = self._executor.free(), False
         for key in list(state.waiting):
@@ -133,13 +137,30 @@ class Session:
                 break
             if state.take_result(key):
                 changed = True
+            elif not self._would_end(state, state.waiting[key]):
+                continue
             elif not self.pool.entry(key).is_busy():
-                tracked = dataclasses.replace(place, run_name=state.tracked_name(key))
-                self._executor.submit(state.waiting.pop(key), tracked)
+                record = state.waiting.pop(key)
+                place = dataclasses.replace(
+                    self._place, run_name=state.tracked_name(key), job_type=_job_type(record)
+                )
+                self._executor.submit(record, place)
                 state.running.add(key)
                 self.has_trained = True
                 free, changed = free - 1, True
+        if state.waiting and not state.running:
+            self._is_over |= not any(self._would_end(state, record) for record in state.waiting.values())
         return changed
+
+    def _would_end(self, state: _State, record: RunRecord) -> bool:
+        """Whether a run can be started: it would end before the time is up, or it keeps checkpoints.
+
+        A run that is stopped can be continued anywhere its folder in the pool is.
+        """
+        if self._end is None or record.run.config["checkpoint_every"]:
+            return True
+        expected = state.expected_seconds(record)
+        return expected is None or SPARE * expected < self._end - time.monotonic()
 
     def _stop(self, state: _State) -> None:
         self._executor.stop(SECONDS_TO_SAVE)
@@ -212,6 +233,13 @@ class _State:
                 self.results[result.key] = self._crashed(result)
         return bool(results)
 
+    def expected_seconds(self, record: RunRecord) -> float | None:
+        """The time of the slowest run of the same shape that ended here; None if there is none."""
+        shape = _shape(record)
+        ended = (r for key, r in self.results.items() if key not in self._reused and _shape(r) == shape)
+        paces = [r.seconds / r.step for r in ended if r.seconds is not None and r.step]
+        return max(paces) * record.run.steps if paces else None
+
     def records(self) -> dict[str, RunRecord]:
         return {key: self._record(key) for key in self._asked}
 
@@ -267,6 +295,16 @@ class _State:
         if not result.is_input_error:
             entry.write(record)
         return record
+
+
+def _shape(record: RunRecord) -> tuple[object, ...]:
+    """What mostly decides how long a step takes."""
+    return tuple(record.run.config[name] for name in ("size", "length", "batch_size", "precision", "device"))
+
+
+def _job_type(record: RunRecord) -> str:
+    """What trackers group runs by: those that choose a learning rate leave the test data alone."""
+    return "train" if record.run.config.get("test", True) else "tune"
 
 
 def _result_text(record: RunRecord, metric: str) -> str:

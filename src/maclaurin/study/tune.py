@@ -14,20 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from maclaurin.code_version import FREE_KEYS
-from maclaurin.errors import InputError, MaclaurinError
-from maclaurin.plain_data import digest, read_record, significant, write_json
+from maclaurin.errors import MaclaurinError
+from maclaurin.plain_data import significant
 from maclaurin.study.design import Cell, Experiment, Study, Tune
-from maclaurin.study.find import source_name
 from maclaurin.study.metrics import metric_named
-from maclaurin.study.plan_runs import resolved
 from maclaurin.study.run_record import (
     CellTuning,
     Label,
@@ -37,186 +31,12 @@ from maclaurin.study.run_record import (
     Trial,
     Tuning,
     error_line,
-    without_default_keys,
 )
-
-FILE = "tuned.json"
-SCHEMA = 1
-#: keys that are not part of what a rate is tuned for. The best rate depends on the steps, but a rate is kept
-#: for other steps; the page then says at how many it was tuned
-NOT_TUNED = (
-    *FREE_KEYS,
-    "lr",
-    "seed",
-    "device",
-    "steps",
-    "warmup",
-    "decay_steps",
-    "eval_every",
-    "eval_rows",
-    "largest_loss",
-    "test",
-)
+from maclaurin.study.tuned_rates import TunedFile
 
 #: trains runs, and further runs that follow from their results, until none follow; returns results by key
 Train = Callable[[NextRuns], Mapping[str, RunRecord]]
 MakeRun = Callable[[Experiment, Cell, Mapping[str, Any]], RunRecord]
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class TunedFile:
-    """tuned.json: the rates of a study, and the runs they were chosen from (without their curves)."""
-
-    study: str
-    experiments: Mapping[str, Tuning]
-    runs: Mapping[str, RunRecord] = field(default_factory=dict)
-
-    def write(self, path: Path) -> None:
-        """Write it atomically."""
-        write_json(path, self, SCHEMA)
-
-    @classmethod
-    def read(cls, path: Path) -> TunedFile | None:
-        """The file, if there is one."""
-        if not path.exists():
-            return None
-        what = "a file of tuned learning rates"
-        return read_record(cls, path, SCHEMA, what, missing=f"{path} is not {what}: it is a folder.")
-
-
-@final
-@dataclass(frozen=True)
-class KnownRates:
-    """Learning rates that were tuned earlier for the same subject.
-
-    cells     experiment → cell → its tuning
-    sources   experiment → the file the rates come from
-    data      experiment → digests of the data they were chosen on, for any seed
-    missing   experiment → cell → subject, for cells without a rate
-    """
-
-    cells: dict[str, dict[str, CellTuning]]
-    sources: dict[str, str]
-    data: dict[str, set[str]]
-    missing: dict[str, dict[str, str]]
-
-
-def known_rates(study: Study, out: Path, *, retune: bool = False) -> KnownRates:
-    """Rates from OUT/tuned.json, then from the tuned.json next to study.py; none with `retune`."""
-    wanted = [e for e in study.experiments if e.tune is not None]
-    known: dict[str, dict[str, CellTuning]] = {e.name: {} for e in wanted}
-    sources: dict[str, str] = {}
-    data: dict[str, set[str]] = {e.name: set() for e in wanted}
-    if not retune:
-        for file in (out / FILE, _beside(study)):
-            _take_known(wanted, file, known, sources, data)
-    missing = {
-        e.name: {cell.name: subject(e, cell) for cell in e.cells if cell.name not in known[e.name]}
-        for e in wanted
-    }
-    return KnownRates(known, sources, data, {name: cells for name, cells in missing.items() if cells})
-
-
-def learning_rates(
-    study: Study, out: Path, make_run: MakeRun, train: Train, *, retune: bool = False
-) -> tuple[Study, dict[str, Tuning]]:
-    """The study with a learning rate in every cell, and where each rate comes from.
-
-    Cells without a rate are tuned now. With `retune` all cells are, and rates are stored next to study.py.
-    """
-    wanted = [e for e in study.experiments if e.tune is not None]
-    if retune and not wanted:
-        raise InputError(f"study {study.name!r} has no experiment with tune=…: there is nothing to tune.")
-    rates = known_rates(study, out, retune=retune)
-    known, sources = rates.cells, rates.sources
-    if rates.missing:
-        beside = _beside(study)
-        target = beside if retune and beside is not None and os.access(beside.parent, os.W_OK) else out / FILE
-        fresh = tune_study(study, rates.missing, make_run, train)
-        _merged(TunedFile.read(target), fresh).write(target)
-        for name, tuning in fresh.experiments.items():
-            known[name] |= tuning.cells
-            for cell in tuning.cells.values():
-                rates.data[name] |= _data_of(cell, fresh.runs)
-            sources[name] = f"{sources[name]} and this study" if name in sources else "this study"
-    tunings = {
-        e.name: Tuning(
-            metric=_tune_of(e).metric,
-            source=sources[e.name],
-            cells=known[e.name],
-            data=tuple(sorted(rates.data[e.name])),
-        )
-        for e in wanted
-    }
-    experiments = tuple(
-        e.with_chosen({name: cell.settings for name, cell in known[e.name].items()})
-        if e.tune is not None
-        else e
-        for e in study.experiments
-    )
-    return dataclasses.replace(study, experiments=experiments), tunings
-
-
-def _beside(study: Study) -> Path | None:
-    return None if study.file is None else study.file.parent / FILE
-
-
-def _take_known(
-    wanted: list[Experiment],
-    file: Path | None,
-    known: dict[str, dict[str, CellTuning]],
-    sources: dict[str, str],
-    data: dict[str, set[str]],
-) -> None:
-    """Add the rates of a file that were tuned for the same subject.
-
-    The experiment may differ: two that differ only in their metric have the same runs.
-    """
-    found = TunedFile.read(file) if file is not None else None
-    for e in wanted:
-        tuned = {
-            old.subject: old
-            for tuning in (found.experiments.values() if found is not None else ())
-            if tuning.metric == _tune_of(e).metric
-            for old in tuning.cells.values()
-        }
-        for cell in e.cells:
-            old = tuned.get(subject(e, cell))
-            if cell.name not in known[e.name] and old is not None and _suits(old, _tune_of(e)):
-                known[e.name][cell.name] = old
-                sources.setdefault(e.name, source_name(file))
-                data[e.name] |= _data_of(old, found.runs if found is not None else {})
-
-
-def _suits(tuning: CellTuning, tune: Tune) -> bool:
-    """Whether it chose what `tune` chooses: the rate alone, or the factor of the output projection too."""
-    return (tuning.factor is not None) == bool(tune.factors)
-
-
-def _data_of(tuning: CellTuning, runs: Mapping[str, RunRecord]) -> set[str]:
-    """Digests of the data of its trials, for any seed, where known."""
-    known = (runs[trial.key].content for trial in tuning.trials if trial.key in runs)
-    return {content for content in known if content}
-
-
-def _merged(before: TunedFile | None, fresh: TunedFile) -> TunedFile:
-    """The file with the new entries; cells that were not tuned now keep theirs."""
-    if before is None:
-        return fresh
-    experiments = dict(before.experiments)
-    for name, tuning in fresh.experiments.items():
-        old = experiments[name].cells if name in experiments else {}
-        experiments[name] = dataclasses.replace(tuning, cells={**old, **tuning.cells})
-    keys = {t.key for e in experiments.values() for cell in e.cells.values() for t in cell.trials}
-    runs = {key: record for key, record in {**before.runs, **fresh.runs}.items() if key in keys}
-    return TunedFile(study=fresh.study, experiments=experiments, runs=runs)
-
-
-def subject(experiment: Experiment, cell: Cell) -> str:
-    """What a rate is tuned for: the config without rate, seed and length of training."""
-    config = without_default_keys(resolved(experiment.settings(cell)).to_dict())
-    return digest({name: value for name, value in config.items() if name not in NOT_TUNED})[:32]
 
 
 class Point(NamedTuple):
@@ -333,13 +153,14 @@ def tune_study(
     runs: dict[str, RunRecord] = {}
 
     def next_runs(results: Mapping[str, RunRecord]) -> Plan:
-        if any(record.status == "crashed" for record in results.values()):
+        asked = {run.key for search in searches for run in search.asked.values()}
+        if any(results[key].status == "crashed" for key in asked & results.keys()):
             return {}  # start no more runs; those in progress are finished
         return {label: run for search in searches for label, run in search.next_runs(results).items()}
 
     results = train(next_runs)
     asked = {label: run for search in searches for label, run in search.asked.items()}
-    _refuse_crashes(asked, results)
+    refuse_crashes(asked, results)
     for search in searches:
         runs |= search.runs
     tunings = {
@@ -364,6 +185,7 @@ class _CellSearch:
         self.asked: dict[Label, RunRecord] = {}
         self._points: dict[Label, Point] = {}
         self._open: list[Label] = []
+        self._has_chosen = False
         #: results without curves, by key
         self.runs: dict[str, RunRecord] = {}
 
@@ -373,24 +195,47 @@ class _CellSearch:
             return {}
         for label in self._open:
             record = results[self.asked[label].key]
-            self.search.add(_trial(record, self._points[label], self._tune))
+            self.search.add(trial_of(record, self._points[label], self._tune.metric))
             self.runs[record.key] = dataclasses.replace(record, curves={}, loss_by_position=())
         self._open = []
         for point, seed in self.search.next_trials():
-            label = Label(self.of, _name_of(self.cell, point), seed)
+            label = Label(self.of, run_name(self.cell, point), seed)
             factor = {"output_lr": point.factor} if self._tune.factors else {}
             keys = {"lr": point.rate, **factor, "seed": seed, "test": False}
             self.asked[label] = self._make_run(self._experiment, self.cell, keys)
             self._points[label] = point
             self._open.append(label)
-        return {label: self.asked[label] for label in self._open}
+        return {label: self.asked[label] for label in self._open} or self._final_runs()
+
+    def _final_runs(self) -> Plan:
+        """Once: the runs at the chosen setting, so that no core waits for the searches of other cells.
+
+        Their results are in the pool when the study asks for them. Runs with tasks are others and come later.
+        """
+        if self._has_chosen or self._experiment.tasks is not None:
+            return {}
+        self._has_chosen = True
+        keys = self.search.tuning("").settings
+        return {
+            Label(self.of, self.cell.name, seed): self._make_run(
+                self._experiment, self.cell, {**keys, "seed": seed}
+            )
+            for seed in self._experiment.seeds
+        }
 
 
-def _name_of(cell: Cell, point: Point) -> str:
+def _tune_of(experiment: Experiment) -> Tune:
+    if not isinstance(experiment.tune, Tune):
+        raise MaclaurinError(f"experiment {experiment.name!r} searches for no learning rates.")
+    return experiment.tune
+
+
+def run_name(cell: Cell, point: Point) -> str:
+    """The name of a tuning run in a study."""
     return f"{cell.name}, lr {point.rate:g}" + (f", output × {point.factor:g}" if point.factor != 1.0 else "")
 
 
-def _refuse_crashes(plan: Plan, results: Mapping[str, RunRecord]) -> None:
+def refuse_crashes(plan: Plan, results: Mapping[str, RunRecord]) -> None:
     """Raise if a tuning run crashed: a crash says nothing about its learning rate."""
     found = [(label, results[record.key]) for label, record in plan.items() if record.key in results]
     crashed = [(label, record) for label, record in found if record.status == "crashed"]
@@ -404,16 +249,11 @@ def _refuse_crashes(plan: Plan, results: Mapping[str, RunRecord]) -> None:
         )
 
 
-def _tune_of(experiment: Experiment) -> Tune:
-    if experiment.tune is None:
-        raise MaclaurinError(f"experiment {experiment.name!r} does not tune.")
-    return experiment.tune
-
-
-def _trial(record: RunRecord, point: Point, tune: Tune) -> Trial:
-    value = record.value(tune.metric) if record.status == "finished" else None
+def trial_of(record: RunRecord, point: Point, metric: str) -> Trial:
+    """What a tuning run says about its setting."""
+    value = record.value(metric) if record.status == "finished" else None
     if record.status == "finished" and value is None:
-        raise MaclaurinError(f"a tuning run finished without {tune.metric}, so no rate can be chosen by it.")
+        raise MaclaurinError(f"a tuning run finished without {metric}, so no rate can be chosen by it.")
     return Trial(
         rate=point.rate,
         factor=point.factor,

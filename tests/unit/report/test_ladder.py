@@ -282,3 +282,16 @@ def test_rates_from_a_rule_are_called_so_and_tested_by_what_was_tried():
     rows = {row[0].text: [str(entry) for entry in row] for row in tuning_table(outcome).rows}
     assert rows["b"][1] == "0.001 by the rule; 0.0005 is better here"
     assert rows["c"][1:] == ["0.0005", "–", "–", "–", "–", "0 rates", "–"]
+
+
+def test_a_rate_that_was_halved_because_a_run_diverged_is_called_so():
+    record, runs = experiment({"a": [1.0, 1.1], "b": [2.0, 2.1]})
+    cells = {
+        "a": CellTuning(rate=1e-3, trials=(), subject=""),
+        "b": CellTuning(rate=25e-5, trials=(), subject="", diverged=(1e-3, 5e-4)),
+    }
+    tuning = Tuning(metric="validation_loss", source="this study", cells=cells, rule="half of another")
+    outcome = Outcome(study((record, runs)), dataclasses.replace(record, tuning=tuning))
+    assert "Final runs diverged at that rate, so that it was halved: b (0.00025)." in tuning_finding(outcome)
+    rows = {row[0].text: str(row[1]) for row in tuning_table(outcome).rows}
+    assert rows["b"] == "0.00025 a final run diverged at 0.001 and 0.0005"

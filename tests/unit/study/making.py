@@ -5,8 +5,8 @@ from maclaurin.study.run_record import CellRecord, ExperimentRecord, Run, RunRec
 
 CONFIG = {
     "attention": ["exp/sum"], "size": "nano", "seed": 0, "steps": 20, "batch_size": 2, "length": 8,
-    "lr": 1e-3, "data": "stdlib", "keep": 2, "trackers": [], "checkpoint_every": 5, "log_every": 1,
-    "device": "cpu",
+    "lr": 1e-3, "data": "stdlib", "keep": 2, "trackers": [], "checkpoint_every": 0, "log_every": 1,
+    "device": "cpu", "precision": "fp32",
 }  # fmt: skip
 
 

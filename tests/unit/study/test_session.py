@@ -161,11 +161,12 @@ def test_trackers_get_the_names_of_the_study(tmp_path):
             self.places = (*self.places, (place.group, place.run_name, place.job_type))
             super().submit(record, place)
 
-    executor = Watched(lambda key: Result(key, make_record(seed=3)))
+    executor = Watched(lambda key: Result(key, make_record()))
     place = RunPlace(pool=str(tmp_path / "pool"), group="mini")
     with Session(executor, place, View()) as session:
-        session.train(plan_of(make_record("waiting", seed=3)), {}, lambda records: None, job_type="tune")
-    assert executor.places == (("mini", "e/c0/seed-3", "tune"),)
+        tuning = make_record("waiting", seed=3, test=False)
+        session.train(plan_of(tuning, make_record("waiting", seed=4)), {}, lambda records: None)
+    assert executor.places == (("mini", "e/c0/seed-3", "tune"), ("mini", "e/c1/seed-4", "train"))
 
 
 def test_a_run_that_ends_with_the_signal_to_the_study_is_stopped_and_not_crashed(tmp_path):
@@ -179,6 +180,47 @@ def test_a_run_that_ends_with_the_signal_to_the_study_is_stopped_and_not_crashed
     found, _, _ = train(tmp_path, plan_of(record), script)
     assert found[record.key].status == "waiting"
     assert Pool(tmp_path / "pool").entry(record.key).record() is None
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that each run moves on by 10 seconds."""
+
+    class Clock:
+        now = 1000.0
+
+    monkeypatch.setattr("maclaurin.study.session.time.monotonic", lambda: Clock.now)
+    return Clock
+
+
+def run_of_ten_seconds(clock):
+    def script(key):
+        clock.now += 5.0  # two runs at once
+        return Result(key, make_record(seed=seeds[key], seconds=10.0, step=20))
+
+    seeds = {make_record(seed=seed).key: seed for seed in range(9)}
+    return script
+
+
+@pytest.mark.parametrize(("seconds", "trained"), [(9.0, 2), (12.0, 2), (22.0, 4), (1000.0, 8)])
+def test_under_a_limit_of_time_no_run_is_started_that_would_not_end(tmp_path, clock, seconds, trained):
+    """Two runs of 10 s at a time: the first two start, as nothing is known about their time."""
+    plan = plan_of(*(make_record("waiting", seed=seed) for seed in range(8)))
+    pool = Pool(tmp_path / "pool")
+    executor = Scripted(run_of_ten_seconds(clock))
+    with Session(executor, RunPlace(pool=str(pool.root)), View(), seconds=seconds) as session:
+        found = session.train(plan, {"e": "loss"}, lambda records: None)
+        assert session.interrupted == (trained < 8)
+    assert len(executor.submitted) == trained
+    assert [record.status for record in found.values()].count("waiting") == 8 - trained
+
+
+def test_a_run_with_checkpoints_is_started_under_any_limit_of_time(tmp_path, clock):
+    plan = plan_of(*(make_record("waiting", seed=seed, checkpoint_every=5) for seed in range(4)))
+    executor = Scripted(run_of_ten_seconds(clock))
+    with Session(executor, RunPlace(pool=str(tmp_path)), View(), seconds=12.0) as session:
+        session.train(plan, {"e": "loss"}, lambda records: None)
+    assert len(executor.submitted) == 4
 
 
 def test_a_running_run_is_recorded_as_running(tmp_path):

@@ -10,21 +10,13 @@ from tests.unit.study.making import make_study
 
 from maclaurin import InputError, MaclaurinError
 from maclaurin.study import Tasks, Tune
+from maclaurin.study.choose_rates import learning_rates
 from maclaurin.study.design import TUNING_SEED
 from maclaurin.study.plan_runs import resolved, waiting
 from maclaurin.study.run_record import Trial
 from maclaurin.study.runner import prepare
-from maclaurin.study.tune import (
-    FACTOR,
-    FILE,
-    RATE,
-    TRADED,
-    Search,
-    TunedFile,
-    known_rates,
-    learning_rates,
-    subject,
-)
+from maclaurin.study.tune import FACTOR, RATE, TRADED, Search
+from maclaurin.study.tuned_rates import FILE, TunedFile, known_rates, subject
 
 RATES = Tune(rates=(1e-3, 2e-3, 4e-3))
 
@@ -213,6 +205,10 @@ BEST = {"exp/sum": 2e-3, "exp/l2": 8e-3}
 BEST_FACTOR = {"exp/sum": 0.25, "exp/l2": 1.0}
 
 
+#: times the best rate of size nano
+RATE_AT = {"nano": 1.0, "pico": 2.0, "micro": 0.5, "mini": 0.5}
+
+
 def make_run(experiment, cell, keys):
     return waiting(resolved({**experiment.settings(cell), **keys}))
 
@@ -230,9 +226,14 @@ class Trainer:
             results |= {r.key: self._result(r) for r in plan.values()}
         return results
 
+    @property
+    def trials(self):
+        """The runs that choose a rate, which leave the test data alone."""
+        return [run for run in self.asked if not run.config["test"]]
+
     def _result(self, record):
         config = record.run.config
-        best = BEST[record.run.attention[0]]
+        best = BEST[record.run.attention[0]] * RATE_AT[config["size"]]
         loss = bowl(config["lr"], config["output_lr"], best, BEST_FACTOR[record.run.attention[0]])
         done = dataclasses.replace(record, status="finished", metrics={self._metric: loss}, seconds=1.0)
         return dataclasses.replace(done, provenance={"content": "this text"})
@@ -255,8 +256,7 @@ def test_every_cell_gets_its_own_rate_from_runs_with_other_seeds(study, tmp_path
     tuned, tunings = learning_rates(study, tmp_path / "out", make_run, train)
     assert rates(tuned) == {"softmax": 2e-3, "norm": 8e-3}
     assert tuned.experiments[0].tune is None
-    assert {run.seed for run in train.asked} == {TUNING_SEED}
-    assert {run.config["test"] for run in train.asked} == {False}
+    assert {run.seed for run in train.trials} == {TUNING_SEED}
     cell = tunings["text"].cells["norm"]
     assert [trial.rate for trial in cell.trials] == [1e-3, 2e-3, 4e-3, 8e-3, 16e-3]
     assert tunings["text"].source == "this study"
@@ -277,7 +277,18 @@ def test_rates_that_were_tuned_before_are_used_again(study, tmp_path):
     assert rates(tuned) == {"softmax": 2e-3, "norm": 8e-3}
     assert tunings["text"].source.endswith("studies/s/tuned.json")
     learning_rates(study, out, make_run, train, retune=True)
-    assert len(train.asked) == 8
+    assert len(train.trials) == 8
+
+
+def test_the_final_runs_of_a_cell_begin_while_others_are_still_searched(study, tmp_path):
+    train = Trainer()
+    tuned, _ = learning_rates(study, tmp_path / "out", make_run, train)
+    first_final = next(i for i, run in enumerate(train.asked) if run.config["test"])
+    last_trial = max(i for i, run in enumerate(train.asked) if not run.config["test"])
+    assert first_final < last_trial
+    e = tuned.experiments[0]
+    finals = {make_run(e, cell, {"seed": seed}).key for cell in e.cells for seed in e.seeds}
+    assert {run.key for run in train.asked if run.config["test"]} == finals
 
 
 def test_the_factor_is_chosen_stored_and_set_with_the_rate(study, tmp_path):
