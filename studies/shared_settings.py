@@ -25,7 +25,7 @@ PICO_TEXT = {
 }
 PICO_TEXT_TITLE = "Next token of Python's standard library, 0.6M tokens of training"
 
-#: prose and documentation on one H200: 300 steps of 64 × 512 tokens, as benchmarks/h200_runs.py trains them
+#: prose and documentation on one H200: 300 steps of 64 × 512 tokens
 H200_PROSE = {
     "data": "prose.jsonl.xz",
     "tokenizer": "bpe:8192",

@@ -1,10 +1,9 @@
 """Seven attentions at 5M, 17M and 60M parameters: do ranks hold, and where does the gap to softmax go?
 
-python benchmarks/corpus.py prose.jsonl.xz
-python benchmarks/h200_runs.py ladder --data prose.jsonl.xz --out OUT     # in calls of minutes, resumable
-python benchmarks/h200_records.py studies/ladder_h200 OUT/records.jsonl
+    python benchmarks/corpus.py prose.jsonl.xz
+    maclaurin study ladder_h200 --workers 4
 
-The sizes 5m and 60m are defined in benchmarks/h200_runs.py.
+All weights have one learning rate; the study `ladder` searches the rate of the output projections too.
 """
 
 from paper_claims import gate_does_not_stand_in, norm_stands_in

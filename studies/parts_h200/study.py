@@ -1,9 +1,7 @@
 """The parts of attention at 17M parameters on prose, each at its own learning rate, all at the same start.
 
 python benchmarks/corpus.py prose.jsonl.xz
-python benchmarks/h200_runs.py parts --data prose.jsonl.xz --out OUT      # in calls of minutes, resumable
-python benchmarks/h200_runs.py parts --factors --data prose.jsonl.xz --out OUT
-python benchmarks/h200_records.py studies/parts_h200 OUT/records.jsonl
+maclaurin study parts_h200 --workers 6
 """
 
 from paper_claims import (

@@ -13,8 +13,10 @@ from tests.e2e.training import environment
 
 NEEDED = {
     "mini", "scale", "gap", "orders", "parts", "interactions", "recall", "paper", "paper-h200", "parts-h200",
-    "ladder-h200", "equal-cost",
+    "ladder", "ladder-h200", "equal-cost",
 }  # fmt: skip
+#: experiments whose runs cost too much for more; their titles say so
+ONE_SEED = {"275m"}
 ROOT = Path(__file__).parents[2]
 
 
@@ -32,7 +34,7 @@ def test_every_run_of_every_study_is_a_valid_one(name):
     study = load_study(name)
     assert (ROOT / "studies" / name.replace("-", "_") / "README.md").is_file()
     for experiment in study.experiments:
-        assert len(experiment.seeds) >= 3
+        assert len(experiment.seeds) >= (1 if experiment.name in ONE_SEED else 3)
         for cell, seed in experiment.points():
             config = config_from({**experiment.settings(cell), "seed": seed})
             for text in config.attention:

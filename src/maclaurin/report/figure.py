@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
@@ -75,7 +76,7 @@ class Figure:
         """The chart on white paper, in its initial state."""
         import vl_convert
 
-        return vl_convert.vegalite_to_svg(self.paper_spec, vl_version=_version())
+        return _with_own_clip_numbers(vl_convert.vegalite_to_svg(self.paper_spec, vl_version=_version()))
 
     @property
     def pdf(self) -> bytes:
@@ -83,6 +84,12 @@ class Figure:
         import vl_convert
 
         return vl_convert.vegalite_to_pdf(self.paper_spec, vl_version=_version())
+
+
+def _with_own_clip_numbers(svg: str) -> str:
+    """The file with its clip paths numbered from 1: Vega counts through all charts of a process."""
+    numbers = {name: f"clip{i}" for i, name in enumerate(re.findall(r'id="(clip\d+)"', svg), 1)}
+    return re.sub(r'(id="|url\(#)(clip\d+)', lambda found: found[1] + numbers[found[2]], svg)
 
 
 @final

@@ -548,6 +548,13 @@ def test_every_figure_is_drawn_as_svg_without_the_pointers_marks(realistic):
     assert charts.across([outcome]) is None
 
 
+def test_a_figure_is_the_same_file_whatever_was_drawn_before(realistic):
+    outcome = analysis(realistic).outcomes["lm"]
+    first = charts.curves(outcome).svg
+    assert "clip1" in first
+    assert charts.curves(outcome).svg == first
+
+
 def test_the_same_cells_over_three_experiments_are_drawn_together():
     made = [
         synthetic.experiment({"a": [0.5, 0.6], "b": [0.7, 0.8]}, name=f"r{i}", metric="accuracy")
