@@ -73,6 +73,7 @@ study = Study(
             seeds=(1,),
             baseline="softmax",
             tune=Carried(SEARCHED, tests=(), halvings=2),
+            at_once=1,
         ),
     ),
     ladder=("5m", "17m", "60m"),

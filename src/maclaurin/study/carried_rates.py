@@ -170,11 +170,14 @@ class _CarriedCell:
         return not self._is_tested or self._carried.halvings > 0
 
     def next_runs(self, results: Mapping[str, RunRecord]) -> Plan:
-        """At first the tests and, if the rate may be halved, the final runs; those again after a halving."""
+        """At first the tests and the final runs; the latter again at half the rate if one diverged.
+
+        Final runs with tasks are others, which the study asks for later.
+        """
         if not self._has_begun:
             self._has_begun = True
             self._asked = {} if self._is_tested else self._test_runs()
-            self._finals = self._final_runs() if self._carried.halvings else {}
+            self._finals = self._final_runs() if self._experiment.tasks is None else {}
             return {label: run for label, (run, _) in self._asked.items()} | dict(self._finals)
         diverged = any(
             run.key in results and results[run.key].status == "diverged" for run in self._finals.values()

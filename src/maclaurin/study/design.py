@@ -241,6 +241,7 @@ class Experiment:
                the bytes kept at the trained length, which is checked (choose windows so that they are equal)
     waterfalls decompositions of the gap between two cells; the page draws the contribution of each part
     tasks      what the trained models are tested on; the metric task:lines_32 is the accuracy of one
+    at_once    at most this many of its runs are trained at a time, because each needs much memory
     """
 
     name: str
@@ -255,6 +256,7 @@ class Experiment:
     equal: Literal["steps", "flops", "state"] = "steps"
     waterfalls: tuple[Waterfall, ...] = ()
     tasks: Tasks | None = None
+    at_once: int | None = None
     where: str = field(default_factory=_where, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -264,6 +266,8 @@ class Experiment:
         _check_seeds(self.seeds, f"experiment {self.name!r}")
         if self.equal not in ("steps", "flops", "state"):
             raise InputError(f"experiment {self.name!r}: equal is steps, flops or state, got {self.equal!r}.")
+        if self.at_once is not None and self.at_once < 1:
+            raise InputError(f"experiment {self.name!r}: at_once is 1 or more, got {self.at_once}.")
         if self.tune is not None:
             self._check_tuning(self.tune)
 

@@ -161,7 +161,13 @@ def run(
         )
         limit = None if minutes is None else 60.0 * minutes
         with Session(
-            trainer, place, view or View(), retry=retry, elsewhere=elsewhere, seconds=limit
+            trainer,
+            place,
+            view or View(),
+            retry=retry,
+            elsewhere=elsewhere,
+            seconds=limit,
+            at_once={e.name: e.at_once for e in prepared.study.experiments if e.at_once is not None},
         ) as session:
             is_local = executor == "local" and torchrun is None and not smoke
             return _Running(prepared, session).run(retune=tune, time=time if is_local else False)

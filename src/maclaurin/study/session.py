@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import final
 
 from maclaurin.errors import InputError
@@ -43,10 +44,13 @@ class Session:
         retry: bool = False,
         elsewhere: str | None = None,
         seconds: float | None = None,
+        at_once: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._executor, self._place, self._view, self._retry = executor, place, view, retry
         #: version of torch, not the installed one, that made the results: nothing is trained here
         self._elsewhere = elsewhere
+        #: experiment → most of its runs at a time, where that is limited
+        self._at_once = at_once
         self.pool = Pool(Path(place.pool))
         self._begun = time.monotonic()
         #: when it stops as if by a signal; None: when all runs have a result
@@ -137,7 +141,7 @@ class Session:
                 break
             if state.take_result(key):
                 changed = True
-            elif not self._would_end(state, state.waiting[key]):
+            elif not self._would_end(state, state.waiting[key]) or self._is_full(state, key):
                 continue
             elif not self.pool.entry(key).is_busy():
                 record = state.waiting.pop(key)
@@ -151,6 +155,12 @@ class Session:
         if state.waiting and not state.running:
             self._is_over |= not any(self._would_end(state, record) for record in state.waiting.values())
         return changed
+
+    def _is_full(self, state: _State, key: str) -> bool:
+        """Whether as many runs of the experiment are trained as may be at a time."""
+        of = state.experiment(key)
+        running = sum(state.experiment(each) == of for each in state.running)
+        return of in self._at_once and running >= self._at_once[of]
 
     def _would_end(self, state: _State, record: RunRecord) -> bool:
         """Whether a run can be started: it would end before the time is up, or it keeps checkpoints.
@@ -246,6 +256,10 @@ class _State:
     def rows(self) -> tuple[Row, ...]:
         """Each run once, under its first label."""
         return tuple(self._row(label, key) for key, label in self._labels.items())
+
+    def experiment(self, key: str) -> str:
+        """The first experiment that asked for the run."""
+        return self._labels[key].experiment
 
     def tracked_name(self, key: str) -> str:
         """The name of a run for trackers: its first label in this study."""

@@ -134,7 +134,7 @@ def test_shipped_records_are_readable():
         ("scale", 60),
         ("gap", 405),
         ("interactions", 120),
-        ("orders", 57),
+        ("orders", 95),
         ("parts", 99),
         ("recall", 57),
         ("paper_h200", 51),

@@ -223,6 +223,25 @@ def test_a_run_with_checkpoints_is_started_under_any_limit_of_time(tmp_path, clo
     assert len(executor.submitted) == 4
 
 
+def test_an_experiment_may_limit_its_runs_at_a_time(tmp_path):
+    """Two workers: one trains the only run of `large` at a time, the other goes on with `small`."""
+    small = {Label("small", "c", seed): make_record("waiting", seed=seed) for seed in range(3)}
+    large = {Label("large", "c", seed): make_record("waiting", seed=seed) for seed in range(3, 6)}
+    large_keys, together = {record.key for record in large.values()}, []
+
+    class Watched(Scripted):
+        def poll(self, seconds):
+            together.append({key in large_keys for key in self._running} if len(self._running) > 1 else None)
+            return super().poll(seconds)
+
+    seeds = {make_record(seed=seed).key: seed for seed in range(6)}
+    executor = Watched(lambda key: Result(key, make_record(seed=seeds[key])))
+    with Session(executor, RunPlace(pool=str(tmp_path)), View(), at_once={"large": 1}) as session:
+        found = session.train({**large, **small}, {}, lambda records: None)
+    assert together == [{True, False}] * 3
+    assert {record.status for record in found.values()} == {"finished"}
+
+
 def test_a_running_run_is_recorded_as_running(tmp_path):
     waiting, snapshots = make_record("waiting"), []
     entry = Pool(tmp_path).entry(waiting.key)
