@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 from maclaurin.errors import MaclaurinError
-from maclaurin.report import study_charts as charts
+from maclaurin.report import (
+    cell_charts,
+    curve_charts,
+    effect_charts,
+    ladder_chart,
+    learning_rate_chart,
+    order_charts,
+)
 from maclaurin.report.analysis import Analysis
 from maclaurin.report.anova import Factorial
 from maclaurin.report.contributions import Contributions
@@ -214,7 +221,7 @@ class Composer:
             *self._figure(
                 "series",
                 "Relative error of the series against softmax, by order",
-                charts.series_error(forms),
+                order_charts.series_error(forms),
                 (),
                 "The same inputs at every order.",
             ),
@@ -233,7 +240,7 @@ class Composer:
             *self._figure(
                 "ladder",
                 f"{metric.capitalize()} and difference to {found.baseline} against parameters",
-                charts.ladder(found),
+                ladder_chart.ladder(found),
                 records,
                 f"Left: mean and standard deviation over seeds, and the line through ln {metric} against ln "
                 "parameters. Right: difference seed by seed with its 95 % interval, the line through all "
@@ -275,7 +282,7 @@ class Composer:
             *self._figure(
                 f"{experiment.name} parts",
                 f"{metric} by cell",
-                charts.cells(outcome),
+                cell_charts.cells(outcome),
                 records,
                 f"Left: mean and standard deviation over seeds; the dashed line is {experiment.baseline}. "
                 "Right: difference seed by seed with its 95 % interval. An arrow marks values beyond "
@@ -284,7 +291,7 @@ class Composer:
             *self._figure(
                 f"{experiment.name} curves",
                 "Learning curves",
-                charts.curves(outcome),
+                curve_charts.curves(outcome),
                 records,
                 "Means over seeds; thin lines are seeds. Click a name below the chart to see it alone, with "
                 "the shift key to add another.",
@@ -292,7 +299,7 @@ class Composer:
             *self._figure(
                 f"{experiment.name} compute",
                 "The same against training FLOPs",
-                charts.compute(outcome),
+                curve_charts.compute(outcome),
                 records,
                 "Read upwards to compare cells at equal compute; the learning rate decays over each "
                 "cell's own run.",
@@ -334,7 +341,7 @@ class Composer:
             *self._figure(
                 f"{found.outcome.experiment.name} {title}",
                 title,
-                charts.waterfall(found),
+                effect_charts.waterfall(found),
                 records,
                 "Each bar begins where the one above ended; lines are 95 % intervals of the contributions.",
             ),
@@ -370,7 +377,7 @@ class Composer:
             *self._figure(
                 f"{outcome.experiment.name} learning rates",
                 f"{tuning.metric.replace('_', ' ').capitalize()} against learning rate",
-                charts.learning_rates(outcome),
+                learning_rate_chart.learning_rates(outcome),
                 (),
                 "Chosen rates are filled. Runs that diverged are left out."
                 f"{FACTOR_NOTE if has_factors(tuning) else ''}",
@@ -389,7 +396,7 @@ class Composer:
             "Large points are means, small ones seeds. Read upwards to compare cells at equal bytes of state."
         )
         found = self._figure(
-            f"{outcome.experiment.name} orders", title, charts.orders(outcome), ordered, note
+            f"{outcome.experiment.name} orders", title, order_charts.orders(outcome), ordered, note
         )
         return [self._heading(outcome, "orders"), *found] if found else []
 
@@ -409,7 +416,7 @@ class Composer:
             *self._figure(
                 f"{outcome.experiment.name} interactions",
                 f"Mean {outcome.metric} for each pair of parts",
-                charts.heatmaps(factorial),
+                effect_charts.heatmaps(factorial),
                 outcome.records,
                 "Darker is better; the mean is over the other parts.",
             ),
@@ -424,7 +431,7 @@ class Composer:
         return self._figure(
             "across",
             "The same cells over all experiments",
-            charts.across(outcomes),
+            cell_charts.across(outcomes),
             records,
             "Each experiment has its own task; bars are standard deviations over seeds.",
         )
@@ -468,7 +475,7 @@ class Composer:
             *self._figure(
                 f"{outcome.experiment.name} memory",
                 f"{outcome.metric.capitalize()} against the bytes kept at the trained length",
-                charts.memory(outcome),
+                cell_charts.memory(outcome),
                 outcome.records,
                 "A state has a fixed size at any length; softmax keeps keys and values, counted here at "
                 "the trained length. Large points are means, small ones seeds.",
@@ -488,7 +495,11 @@ class Composer:
         title = f"Test loss by position in the text: {outcome.experiment.title}"
         note = "Means over seeds. Positions without a score are left out."
         return self._figure(
-            f"{outcome.experiment.name} positions", title, charts.positions(outcome), outcome.records, note
+            f"{outcome.experiment.name} positions",
+            title,
+            curve_charts.positions(outcome),
+            outcome.records,
+            note,
         )
 
     def _provenance(self) -> list[Block]:

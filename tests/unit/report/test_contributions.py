@@ -7,8 +7,7 @@ import pytest
 from scipy import stats
 from tests.unit.report.synthetic import experiment, study
 
-from maclaurin.report import study_charts as charts
-from maclaurin.report import write_report
+from maclaurin.report import effect_charts, write_report
 from maclaurin.report.analysis import analyse
 from maclaurin.report.contributions import Contributions, contributions, correct_over_page
 from maclaurin.report.outcome import Outcome
@@ -182,7 +181,7 @@ def test_the_finding_names_the_ends_and_the_sure_parts():
 
 
 def test_bars_follow_each_other_from_the_first_cell_to_the_last():
-    rows = next(iter(charts.waterfall(found()).spec["datasets"].values()))
+    rows = next(iter(effect_charts.waterfall(found()).spec["datasets"].values()))
     assert [row["name"] for row in rows] == ["order 2", "row sum"]
     assert rows[0]["from"] == pytest.approx(3.05, abs=1e-4)
     assert rows[0]["to"] == rows[1]["from"]

@@ -10,8 +10,7 @@ import statsmodels.api as sm
 from scipy import stats
 from tests.unit.report.synthetic import experiment, study
 
-from maclaurin.report import study_charts as charts
-from maclaurin.report import write_report
+from maclaurin.report import ladder_chart, write_report
 from maclaurin.report.analysis import analyse
 from maclaurin.report.ladder import GROWS, SHRINKS, TURNS, UNDECIDED, Ladder
 from maclaurin.report.outcome import Outcome
@@ -136,7 +135,7 @@ def test_one_seed_gives_lines_and_no_conclusion():
     assert trend.line.slope.value == pytest.approx(0.05, abs=0.01)
     assert (trend.p, trend.line.slope.bounds, trend.direction) == (None, None, UNDECIDED)
     assert math.isnan(trend.line.at([20.0])[0][1])
-    assert charts.ladder(found).svg.startswith("<svg")
+    assert ladder_chart.ladder(found).svg.startswith("<svg")
 
 
 def test_a_run_that_diverged_leaves_its_cell_without_a_line():
@@ -144,7 +143,7 @@ def test_a_run_that_diverged_leaves_its_cell_without_a_line():
     assert found.trends["wild"].line is None
     assert found.trends["calm"].direction == GROWS
     assert "wild (no line)" in ladder_findings(found)[1]
-    assert charts.ladder(found).pdf.startswith(b"%PDF")
+    assert ladder_chart.ladder(found).pdf.startswith(b"%PDF")
 
 
 def test_two_sizes_are_not_enough_for_a_line():

@@ -12,14 +12,13 @@ import pytest
 from tests.unit.report import synthetic
 
 from maclaurin.errors import InputError
-from maclaurin.report import study_charts as charts
-from maclaurin.report import write_report
+from maclaurin.report import cell_charts, curve_charts, learning_rate_chart, write_report
 from maclaurin.report.analysis import analyse
 from maclaurin.report.figure import INK, PALETTE, Sheet
 from maclaurin.report.learning_rates import parabola_at
+from maclaurin.report.order_charts import families
 from maclaurin.report.page import breakable, embedded
 from maclaurin.report.sentences import rate_cautions, status_sentence, trouble, tuning_finding
-from maclaurin.report.study_charts import families
 from maclaurin.report.study_page import study_articles, study_page
 from maclaurin.report.study_tables import mixtures, settings_table, tuning_table
 from maclaurin.report.write import read_studies, tables_md
@@ -437,7 +436,7 @@ def test_the_chosen_factor_of_the_output_projection_and_its_gain_are_shown(reali
     assert named["gain over factor 1"] == "0.100", "to 2.1 at another rate"
     assert named["tried"] == "7 settings"
     assert "chosen too, as a factor of it (0.5 for all)" in tuning_finding(outcome)
-    assert charts.learning_rates(outcome) is not None
+    assert learning_rate_chart.learning_rates(outcome) is not None
 
 
 def test_the_page_says_where_rates_were_chosen_on_other_data(realistic):
@@ -511,7 +510,7 @@ def test_the_page_names_seeds_that_were_added_later():
 
 
 def test_loss_by_position_has_gaps_where_nothing_is_scored(realistic):
-    figure = charts.positions(analysis(realistic).outcomes["lm"])
+    figure = curve_charts.positions(analysis(realistic).outcomes["lm"])
     rows = [row for rows in figure.spec["datasets"].values() for row in rows]
     assert {row["x"] for row in rows if row["y"] is None} == {8.0 * i + 1 for i in range(0, 32, 4)}
     assert 0 not in {row["y"] for row in rows}
@@ -520,7 +519,7 @@ def test_loss_by_position_has_gaps_where_nothing_is_scored(realistic):
 def test_one_cell_far_off_does_not_squash_the_figure():
     values = {f"c{i}": [2.0 + 0.01 * i, 2.01 + 0.01 * i, 2.02 + 0.01 * i] for i in range(6)}
     values["wild"] = [40.0, 2.0, 90.0]  # its two far seeds are drawn at the edge
-    figure = charts.cells(analysis(synthetic.study(synthetic.experiment(values))).outcomes["lm"])
+    figure = cell_charts.cells(analysis(synthetic.study(synthetic.experiment(values))).outcomes["lm"])
     means, differences = (
         panel["layer"][1]["encoding"]["x"]["scale"]["domain"] for panel in figure.spec["hconcat"]
     )
@@ -537,22 +536,22 @@ def test_bars_without_length_are_left_out():
     equal = synthetic.experiment({"a": [1.0, 1.0], "b": [2.0, 2.0]}, name="equal")
     found = analysis(synthetic.study(one, equal))
     for outcome in found.outcomes.values():
-        assert charts.cells(outcome).pdf.startswith(b"%PDF")
+        assert cell_charts.cells(outcome).pdf.startswith(b"%PDF")
 
 
 def test_every_figure_is_drawn_as_svg_without_the_pointers_marks(realistic):
     outcome = analysis(realistic).outcomes["lm"]
-    figure = charts.curves(outcome)
+    figure = curve_charts.curves(outcome)
     assert figure.svg.startswith("<svg")
     assert len(json.dumps(figure.paper_spec)) < len(json.dumps(figure.spec))
-    assert charts.across([outcome]) is None
+    assert cell_charts.across([outcome]) is None
 
 
 def test_a_figure_is_the_same_file_whatever_was_drawn_before(realistic):
     outcome = analysis(realistic).outcomes["lm"]
-    first = charts.curves(outcome).svg
+    first = curve_charts.curves(outcome).svg
     assert "clip1" in first
-    assert charts.curves(outcome).svg == first
+    assert curve_charts.curves(outcome).svg == first
 
 
 def test_the_same_cells_over_three_experiments_are_drawn_together():
@@ -561,7 +560,7 @@ def test_the_same_cells_over_three_experiments_are_drawn_together():
         for i in range(3)
     ]
     found = analysis(synthetic.study(*made))
-    assert charts.across(list(found.outcomes.values())) is not None
+    assert cell_charts.across(list(found.outcomes.values())) is not None
 
 
 def test_markdown_tables_have_as_many_columns_as_their_heads(realistic):
