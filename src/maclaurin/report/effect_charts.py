@@ -7,11 +7,11 @@ import itertools
 import altair as alt
 
 from maclaurin.report.anova import Factorial
+from maclaurin.report.cell_tables import decimals_of
 from maclaurin.report.chart_elements import PANEL, ROW_HEIGHT, bar, low_and_high, padded
 from maclaurin.report.contributions import Contributions
 from maclaurin.report.figure import INK, Figure, Sheet, View
 from maclaurin.report.formatting import plain
-from maclaurin.report.study_tables import decimals_of
 from maclaurin.report.verdict import difference_text
 
 

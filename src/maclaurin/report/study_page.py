@@ -16,7 +16,17 @@ from maclaurin.report import (
 )
 from maclaurin.report.analysis import Analysis
 from maclaurin.report.anova import Factorial
+from maclaurin.report.cell_tables import cost_table, parts_table
 from maclaurin.report.contributions import Contributions
+from maclaurin.report.effect_tables import (
+    contributions_table,
+    effects_table,
+    ladder_gaps_table,
+    ladder_slopes_table,
+    ladder_tokens_table,
+    ladder_values_table,
+    pairs_table,
+)
 from maclaurin.report.figure import Figure
 from maclaurin.report.formatting import Table, counted, in_one_line, listed, listed_cells
 from maclaurin.report.ladder import Ladder
@@ -41,6 +51,7 @@ from maclaurin.report.page import (
     render,
     slug,
 )
+from maclaurin.report.provenance_tables import Source, figures_table, mixtures, runs_table
 from maclaurin.report.sentences import (
     diverged_sentence,
     effect_sentence,
@@ -56,31 +67,14 @@ from maclaurin.report.sentences import (
     verdict_counts,
     waterfall_finding,
 )
-from maclaurin.report.study_tables import (
-    TONES,
-    Source,
-    agreement_table,
+from maclaurin.report.training_tables import (
     common_settings,
-    contributions_table,
-    cost_table,
-    effects_table,
-    figures_table,
-    forms_table,
-    ladder_gaps_table,
-    ladder_slopes_table,
-    ladder_tokens_table,
-    ladder_values_table,
-    margin_text,
-    mixtures,
-    pairs_table,
-    parts_table,
-    published_text,
     rules_of_comparison,
-    runs_table,
     settings_table,
     tuning_table,
 )
 from maclaurin.report.verdict import Judgement
+from maclaurin.report.verdict_tables import TONES, agreement_table, forms_table, margin_text, published_text
 from maclaurin.spec.head_groups import specs_in
 from maclaurin.study.run_record import RunRecord
 from maclaurin.wording import duration, listed_names

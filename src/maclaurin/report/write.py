@@ -13,6 +13,16 @@ from typing import Any, final
 from maclaurin.errors import InputError
 from maclaurin.files import write_file
 from maclaurin.report.analysis import Analysis, analyse
+from maclaurin.report.cell_tables import cost_table, parts_table, standing_entry
+from maclaurin.report.effect_tables import (
+    contributions_table,
+    effects_table,
+    ladder_gaps_table,
+    ladder_slopes_table,
+    ladder_tokens_table,
+    ladder_values_table,
+    pairs_table,
+)
 from maclaurin.report.formatting import markdown
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.page import Article, figures_of
@@ -25,22 +35,8 @@ from maclaurin.report.sentences import (
 )
 from maclaurin.report.statistics import Difference
 from maclaurin.report.study_page import FIGURES, study_articles, study_page
-from maclaurin.report.study_tables import (
-    claims_table,
-    contributions_table,
-    cost_table,
-    effects_table,
-    forms_table,
-    ladder_gaps_table,
-    ladder_slopes_table,
-    ladder_tokens_table,
-    ladder_values_table,
-    pairs_table,
-    parts_table,
-    settings_table,
-    standing_entry,
-    tuning_table,
-)
+from maclaurin.report.training_tables import settings_table, tuning_table
+from maclaurin.report.verdict_tables import claims_table, forms_table
 from maclaurin.study.find import read_study_file, source_file
 from maclaurin.study.run_record import CellRecord, ExperimentRecord, RunRecord, StudyRecord, read_study
 

@@ -12,10 +12,11 @@ from tests.unit.report.synthetic import experiment, study
 
 from maclaurin.report import ladder_chart, write_report
 from maclaurin.report.analysis import analyse
+from maclaurin.report.effect_tables import ladder_slopes_table, ladder_tokens_table
 from maclaurin.report.ladder import GROWS, SHRINKS, TURNS, UNDECIDED, Ladder
 from maclaurin.report.outcome import Outcome
 from maclaurin.report.sentences import ladder_findings, ladder_limits, tuning_finding
-from maclaurin.report.study_tables import ladder_slopes_table, ladder_tokens_table, tuning_table
+from maclaurin.report.training_tables import tuning_table
 from maclaurin.study.run_record import CellTuning, Trial, Tuning, read_study, write_study
 
 SIZES = {"small": 1e6, "middle": 4e6, "large": 16e6}  # two doublings from one to the next

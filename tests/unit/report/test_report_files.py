@@ -18,9 +18,10 @@ from maclaurin.report.figure import INK, PALETTE, Sheet
 from maclaurin.report.learning_rates import parabola_at
 from maclaurin.report.order_charts import families
 from maclaurin.report.page import breakable, embedded
+from maclaurin.report.provenance_tables import mixtures
 from maclaurin.report.sentences import rate_cautions, status_sentence, trouble, tuning_finding
 from maclaurin.report.study_page import study_articles, study_page
-from maclaurin.report.study_tables import mixtures, settings_table, tuning_table
+from maclaurin.report.training_tables import settings_table, tuning_table
 from maclaurin.report.write import read_studies, tables_md
 from maclaurin.study import Behind
 from maclaurin.study.run_record import CellTuning, Trial, write_study
