@@ -29,7 +29,7 @@ def parallel_rows(spec: AttentionSpec, stream: Stream, *, causal: bool = True) -
         return _log_domain_rows(logits, visible, log_decay, stream.v)
     exact = None
     if spec.window is not None:
-        exact = _exact(spec.window, visible)
+        exact = _exact(spec.window, visible, *_numbers(stream))
         if spec.window.kept:
             scores = x if log_decay is None else x + log_decay
             left = _all_axes(visible & ~exact)
@@ -45,15 +45,13 @@ def parallel_rows(spec: AttentionSpec, stream: Stream, *, causal: bool = True) -
     rows = Rows(weights @ stream.v[:, :, None], weights.sum(-1))
     if spec.window is None or exact is None:
         return rows
-    logits = _biased(spec.window, x) - spec.kernel.reference(statistics)
+    logits = _biased(spec.window, x, *_numbers(stream)) - spec.kernel.reference(statistics)
     return rows_with_exact_keys(rows, logits if log_decay is None else logits + log_decay, exact, stream.v)
 
 
-def _biased(window: Window, x: Tensor) -> Tensor:
-    """The scores [..., T, S] with the window's bias by the age of the key."""
-    queries, keys = x.shape[-2:]
-    age = _positions(queries, keys, x.device) - torch.arange(keys, device=x.device)
-    bias = window.log_bias(age.to(x.dtype))
+def _biased(window: Window, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    """The scores [..., T, S] of queries number t and keys number s with the window's bias by age t − s."""
+    bias = window.log_bias((t - s).to(x.dtype))
     return x if bias is None else x + bias
 
 
@@ -107,11 +105,8 @@ def _visible(stream: Stream, causal: bool) -> Tensor:
     return mask if stream.present is None else mask & stream.present[:, None, None, None, :]
 
 
-def _exact(window: Window, visible: Tensor) -> Tensor:
-    """The visible keys among the last `size` and the first `sinks`."""
-    queries, keys = visible.shape[-2:]
-    s = torch.arange(keys, device=visible.device)[None, :]
-    t = _positions(queries, keys, visible.device)
+def _exact(window: Window, visible: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    """The visible keys s among the last `size` up to query t and the first `sinks`."""
     return visible & ((s < window.sinks) | (s > t - window.size))
 
 
@@ -120,9 +115,14 @@ def _all_axes(mask: Tensor) -> Tensor:
     return mask if mask.dim() == 5 else mask[None, None, None]
 
 
-def _positions(queries: int, keys: int, device: torch.device) -> Tensor:
-    """The position of each query among the keys, [T, 1]."""
-    return torch.arange(keys - queries, keys, device=device)[:, None]
+def _numbers(stream: Stream) -> tuple[Tensor, Tensor]:
+    """The number of each query and of each key in the text, without padding: [..., T, 1] and [..., 1, S]."""
+    queries, keys = stream.q.shape[-2], stream.k.shape[-2]
+    if stream.present is None:
+        number = torch.arange(keys, device=stream.q.device)[None]
+    else:
+        number = stream.present.cumsum(-1)[:, None, None, None] - 1
+    return number[..., keys - queries :].mT, number
 
 
 def _log_decay(stream: Stream) -> Tensor | None:

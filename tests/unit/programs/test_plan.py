@@ -278,7 +278,11 @@ def test_other_gpus_get_plain_programs_and_a_reason(monkeypatch, properties, hip
 
 
 @pytest.mark.parametrize(
-    "spec", ["exp/sum", "exp/l2", "exp/len", "taylor(2)/len", "sigmoid(-1)", "exp/running"]
+    "spec",
+    [
+        *("exp/sum", "exp/l2", "exp/len", "taylor(2)/len", "sigmoid(-1)", "exp/running"),
+        *("poly(0)+window(3,sinks=1)/sum", "taylor(2,about=mean)+window(2,sinks=2)/sum"),
+    ],
 )
 def test_the_last_tokens_of_padded_keys(spec):
     """Fewer queries than keys, with padding anywhere: as the real tokens alone."""
