@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from shared_settings import PICO_RECALL, SHORT_SEARCH
+from shared_settings import PICO_RECALL, SEARCH_OF_BOTH
 from ways_to_softmax import FROM_LINEAR, TO_NORM, TO_SOFTMAX, cells
 
 from maclaurin.study import Behind, Experiment, Ordered, Study, cells_of
@@ -38,7 +38,7 @@ FOUR = Experiment(
     cells=(*cells(*WAYS), *cells_of(OTHERS)),
     seeds=(0, 1, 2, 3, 4),
     baseline="softmax",
-    tune=SHORT_SEARCH,
+    tune=SEARCH_OF_BOTH,
     waterfalls=WAYS,
 )
 EIGHT = dataclasses.replace(
