@@ -77,6 +77,7 @@ from maclaurin.plain_data import to_plain, write_json
 from maclaurin.programs import dispatch
 from maclaurin.programs import plan as programs_plan
 from maclaurin.programs.kept_keys import KEPT_KEYS
+from maclaurin.programs.plan_cache import forget_plans
 from maclaurin.progress_bar import Display
 from maclaurin.training.run_folder import read_records
 from maclaurin.training.trainer import train
@@ -859,7 +860,7 @@ def checked_program(device: torch.device) -> dict[str, Any]:
     print("program for kept keys:", found, flush=True)
     if not right:
         programs_plan._LEFT_OUT |= {KEPT_KEYS.name}
-        programs_plan.forget_plans()
+        forget_plans()
     return {**found, "right": right}
 
 

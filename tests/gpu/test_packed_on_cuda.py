@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import maclaurin
-from maclaurin.programs.plan import forget_plans
+from maclaurin.programs.plan_cache import forget_plans
 from maclaurin.testing import Shape, random_tensors
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import maclaurin
 from maclaurin import parse
 from maclaurin.programs.decode_step import WindowStep, state_step, step_layout
-from maclaurin.programs.plan import forget_plans
+from maclaurin.programs.plan_cache import forget_plans
 from maclaurin.programs.triton import decode_step as program
 from maclaurin.testing import Shape, random_tensors, relative_error
 from tests.kernels.conftest import ON_GPU

@@ -15,7 +15,7 @@ from maclaurin.programs.kept_keys import (
     attention_while_seen_backward,
     key_lifetimes,
 )
-from maclaurin.programs.plan import forget_plans
+from maclaurin.programs.plan_cache import forget_plans
 from maclaurin.programs.triton import INSTALLED
 from maclaurin.spec.head_groups import HeadGroup, LayerAttention
 from maclaurin.testing import Shape, random_tensors

@@ -13,13 +13,12 @@ GPU, and reading them would wait for it. Copying adds padding, and several calls
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from maclaurin.errors import InputError
 from maclaurin.forms.attend import Form
 from maclaurin.programs.about_mean import BalancedChunks, BalancedPairs, PairsAboutMean, TailInChunks
-from maclaurin.programs.by_heads import HeadSplit
 from maclaurin.programs.decode_step import StateStep, TokenStep, WindowStep
 from maclaurin.programs.kept_keys import KEPT_KEYS, ExactStep
 from maclaurin.programs.linear_attention import LinearAttention
@@ -32,7 +31,7 @@ from maclaurin.programs.score_mod import ScoreMod
 from maclaurin.programs.stock_softmax import StockSoftmax
 from maclaurin.spec import AttentionSpec
 from maclaurin.spec.head_groups import HeadGroup, LayerAttention
-from maclaurin.spec.part import Part, after_registration
+from maclaurin.spec.part import Part
 
 PLAIN_FORMS = {form: PlainForm(form) for form in Form}
 #: every way to compute a call; of two that cost the same, the first is taken
@@ -289,45 +288,3 @@ def _why_none(call: Call, refusals: dict[Program, str]) -> str:
         return refusals[PLAIN_FORMS[call.form]]
     carries = Form.CHUNKED if call.carries_state else Form.PARALLEL
     return refusals[PLAIN_FORMS[carries]]
-
-
-# ------------------------------------------------------------------------------------- cached plans
-
-_plans: dict[Hashable, Plan] = {}
-#: plans of groups that run together, and the heads of each call
-Together = tuple[dict[tuple[int, ...], Plan], HeadSplit]
-_plans_together: dict[Hashable, Together] = {}
-_MOST_PLANS = 4096
-
-
-def forget_plans() -> None:
-    """Clear the cache of plans."""
-    _plans.clear()
-    _plans_together.clear()
-
-
-after_registration(forget_plans)
-
-
-def remembered_plan(key: Hashable) -> Plan | None:
-    """The plan of an earlier call with the same key."""
-    return _plans.get(key)
-
-
-def remember_plan(key: Hashable, plan: Plan) -> None:
-    """Keep a plan for later calls with the same key."""
-    if len(_plans) >= _MOST_PLANS:
-        _plans.clear()
-    _plans[key] = plan
-
-
-def remembered_together(key: Hashable) -> Together | None:
-    """What `find_together` found for an earlier call with the same key, with the heads of each call."""
-    return _plans_together.get(key)
-
-
-def remember_together(key: Hashable, found: Together) -> None:
-    """Keep the plans of groups that run together for later calls with the same key."""
-    if len(_plans_together) >= _MOST_PLANS:
-        _plans_together.clear()
-    _plans_together[key] = found

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from maclaurin import parse
 from maclaurin.programs import stock_softmax
-from maclaurin.programs.plan import forget_plans
+from maclaurin.programs.plan_cache import forget_plans
 from maclaurin.testing import Shape, assert_same, random_tensors
 
 

@@ -7,7 +7,8 @@ import maclaurin
 from maclaurin import InputError
 from maclaurin.forms.stream import Inputs
 from maclaurin.programs import triton as gpu
-from maclaurin.programs.plan import PROGRAMS, find_plan, forget_plans
+from maclaurin.programs.plan import PROGRAMS, find_plan
+from maclaurin.programs.plan_cache import forget_plans
 from maclaurin.programs.program import Call
 from maclaurin.testing import Shape, assert_same, random_tensors
 
@@ -135,7 +136,7 @@ def test_the_plan_is_the_program_that_runs(monkeypatch):
 def test_a_plan_is_found_once_per_kind_of_call(monkeypatch):
     found = []
     monkeypatch.setattr(
-        "maclaurin.programs.dispatch.find_plan", lambda call: found.append(call) or find_plan(call)
+        "maclaurin.programs.spec_call.find_plan", lambda call: found.append(call) or find_plan(call)
     )
     forget_plans()
     case = random_tensors(maclaurin.parse("taylor(2)*in/sum"), Shape(), 0)
@@ -154,7 +155,7 @@ def test_a_plan_is_found_once_for_padded_and_packed_calls(spec, monkeypatch):
     """Whatever the mask says; packed sequences are copied to rows, which have a plan for each shape."""
     found, checked = [], []
     monkeypatch.setattr(
-        "maclaurin.programs.dispatch.find_plan", lambda call: found.append(call) or find_plan(call)
+        "maclaurin.programs.spec_call.find_plan", lambda call: found.append(call) or find_plan(call)
     )
     forget_plans()
     q, k, v = (torch.randn(2, 8, 2, 4) for _ in range(3))
@@ -169,7 +170,7 @@ def test_a_plan_is_found_once_for_padded_and_packed_calls(spec, monkeypatch):
 
     calls(masks[0])
     number = len(found)
-    monkeypatch.setattr("maclaurin.programs.dispatch.check_tensors", lambda *_: checked.append(1))
+    monkeypatch.setattr("maclaurin.programs.request.check_tensors", lambda *_: checked.append(1))
     for mask in masks:
         calls(mask)
     assert len(found) == number
