@@ -92,6 +92,15 @@ def test_slopes_are_corrected_for_the_number_of_cells():
     assert beside == pytest.approx(2 * alone)
 
 
+def test_a_cell_that_diverged_counts_in_the_correction_of_the_slopes():
+    """Else a run that diverged would make the slopes of the other cells more certain."""
+    gaps = {"a": (0.1, 0.104, 0.109), "wild": (0.1, 0.2, 0.3)}
+    alone = ladder({"a": gaps["a"]}).trends["a"].p
+    found = ladder(gaps, statuses={("wild", 0): "diverged"})
+    assert found.trends["a"].p == pytest.approx(2 * alone)
+    assert found.trends["wild"].p is None
+
+
 @pytest.mark.parametrize(
     ("gap", "direction"),
     [
