@@ -103,6 +103,14 @@ def test_more_claims_on_a_page_ask_for_more():
     assert "every comparison is decided alone, but not after correction for 10 claims" in found.notes
 
 
+def test_a_contradiction_that_does_not_survive_the_correction_is_named():
+    """The page said "undecided" without a reason, beside an interval that is clearly outside the margin."""
+    slight = {"a": [1.00, 1.21, 0.89], "b": [1.06, 1.29, 0.98]}
+    found = verdict(behind("b", "a"), slight, *[alike("a", "b", within=0.02)] * 9)
+    assert found.verdict == UNDECIDED
+    assert found.notes == ("contradicted by a alone, but not after correction for 10 claims",)
+
+
 def test_a_claim_without_data_counts_in_the_correction():
     slight = {"a": [1.00, 1.21, 0.89], "b": [1.06, 1.29, 0.98]}
     absent = Behind(says="x", experiment="elsewhere", cells=("a", "b"))
