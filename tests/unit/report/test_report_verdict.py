@@ -1,5 +1,7 @@
 """Claims held against runs."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -203,6 +205,17 @@ def test_a_crash_is_reported_and_is_no_number():
     found = verdict(behind("a", "d"), values, statuses={("d", 1): "crashed"})
     assert found.verdict == AGREES
     assert "d crashed in 1 of 3 runs" in found.notes
+
+
+def test_equal_counts_of_answers_make_nothing_certain():
+    """With few answers, equal differences are chance; their spread of zero had made them significant."""
+    one_more = {"a": [0.95] * 3, "b": [0.925] * 3}
+    right = {"a": [1.0] * 3, "b": [1.0] * 3}
+    for values, claim in ((one_more, behind("a", "b")), (right, alike("a", "b", within=0.01))):
+        record, runs = experiment(values, metric="accuracy")
+        few = tuple((at, replace(run, metrics={**run.metrics, "scored_tokens": 40})) for at, run in runs)
+        found = judge([(claim, {"lm": Outcome(study((record, few)), record)})])[0]
+        assert found.verdict == UNDECIDED
 
 
 numbers = st.integers(-64, 64).map(lambda n: n / 16)
