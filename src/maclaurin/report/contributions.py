@@ -149,7 +149,8 @@ class Contributions:
         """The sum over cells, seed by seed; a sum over a cell that diverged has no interval."""
         scaled = {cell: self.outcome.cells[cell].scaled for cell in weights}
         seeds = self._seeds_of(weights)
-        found = mean_of([sum(w * scaled[cell][seed] for cell, w in weights.items()) for seed in seeds])
+        sums = [sum(w * scaled[cell][seed] for cell, w in weights.items()) for seed in seeds]
+        found = mean_of(sums, self.outcome.rounding(weights))
         return replace(found, error=None) if self.diverged.keys() & weights.keys() else found
 
 

@@ -13,7 +13,7 @@ in 89 % of cases, one from HC3 in 94 %. `by_seed` assumes nothing about the spre
 Student's t over the seeds; with three seeds its intervals are very wide. No interval contains an error that
 all runs of a cell share at one size, such as a learning rate that is off: if it is as large as the spread
 over seeds, an interval from HC3 contains the true slope in 81 % of cases. The p of the slopes is corrected
-for the number of cells (Holm).
+for the number of cells (Holm); cells without a line count too, so that a run that diverged never helps.
 """
 
 from __future__ import annotations
@@ -192,8 +192,10 @@ class Ladder:
     def trends(self) -> dict[str, Trend]:
         """Cell → how its gap changes."""
         lines = {cell: self._gap_line(cell) for cell in self.others}
-        slopes = {cell: line.slope for cell, line in lines.items() if line and line.slope.is_tested}
-        ps = dict(zip(slopes, holm([two_sided(slope) for slope in slopes.values()]), strict=True))
+        slopes = {cell: line.slope for cell, line in lines.items() if line}
+        tested = {cell for cell, slope in slopes.items() if slope.is_tested}
+        every = [two_sided(slopes[cell]) if cell in tested else 1.0 for cell in lines]
+        ps = {cell: p for cell, p in zip(lines, holm(every), strict=True) if cell in tested}
         ends = (math.log2(self.rungs[0].parameters), math.log2(self.rungs[-1].parameters))
         return {
             cell: Trend(cell, line, self._by_seed(cell) if line else None, ps.get(cell), ends)

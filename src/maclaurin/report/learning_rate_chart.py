@@ -8,7 +8,7 @@ import altair as alt
 
 from maclaurin.report.chart_elements import HEIGHT, PANEL, look_of, padded, picked
 from maclaurin.report.figure import Figure, Sheet, View
-from maclaurin.report.learning_rates import has_factors, setting_means
+from maclaurin.report.learning_rates import has_factors, setting_means, tuning_sign
 from maclaurin.report.outcome import Outcome
 
 
@@ -21,6 +21,7 @@ def learning_rates(outcome: Outcome) -> Figure | None:
     tuning = outcome.experiment.tuning
     if tuning is None:
         return None
+    sign = tuning_sign(tuning)
     rows = [
         {
             "name": name,
@@ -32,7 +33,7 @@ def learning_rates(outcome: Outcome) -> Figure | None:
             "own_rate": rate == cell.rate,
         }
         for name, cell in tuning.cells.items()
-        for (rate, factor), value in setting_means(cell).items()
+        for (rate, factor), value in setting_means(cell, sign).items()
         if math.isfinite(value)
     ]
     if not rows:

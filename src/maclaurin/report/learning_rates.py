@@ -24,7 +24,7 @@ def tuning_sign(tuning: Tuning) -> float:
 
 def best_rate(cell: CellTuning, sign: float) -> float | None:
     """The best of the rates tried, the cell's own if another is as good; None if none was tried."""
-    values = trial_means(cell)
+    values = trial_means(cell, sign)
     return min(values, key=lambda rate: (sign * values[rate], rate != cell.rate), default=None)
 
 
@@ -33,19 +33,19 @@ def has_factors(tuning: Tuning) -> bool:
     return any(cell.factor is not None for cell in tuning.cells.values())
 
 
-def setting_means(cell: CellTuning) -> dict[tuple[float, float], float]:
-    """(rate, factor) → mean value over the tuning seeds; infinite if a run diverged."""
+def setting_means(cell: CellTuning, sign: float) -> dict[tuple[float, float], float]:
+    """(rate, factor) → mean value over the tuning seeds; infinitely bad if a run diverged."""
     found: dict[tuple[float, float], list[float]] = {}
     for trial in cell.trials:
-        value = math.inf if trial.value is None else trial.value
+        value = sign * math.inf if trial.value is None else trial.value
         found.setdefault((trial.rate, trial.factor), []).append(value)
     return {setting: sum(values) / len(values) for setting, values in sorted(found.items())}
 
 
-def trial_means(cell: CellTuning) -> dict[float, float]:
-    """Rate → mean value over the tuning seeds, at the factor of the cell; infinite if a run diverged."""
+def trial_means(cell: CellTuning, sign: float) -> dict[float, float]:
+    """Rate → mean over the tuning seeds, at the factor of the cell; infinitely bad if a run diverged."""
     own = 1.0 if cell.factor is None else cell.factor
-    return {rate: value for (rate, factor), value in setting_means(cell).items() if factor == own}
+    return {rate: value for (rate, factor), value in setting_means(cell, sign).items() if factor == own}
 
 
 @final

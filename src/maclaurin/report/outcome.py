@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, final
 
-from maclaurin.report.statistics import Difference, Spread, margin_on_scale, paired, to_scale
+from maclaurin.report.statistics import Difference, Spread, margin_on_scale, paired, rounding_of, to_scale
 from maclaurin.study.metrics import task_of
 from maclaurin.study.run_record import CellRecord, ExperimentRecord, RunRecord, Speed, StudyRecord
 
@@ -24,8 +24,9 @@ Standing = Literal["baseline", "behind", "ahead", "undecided", "one seed", "not 
 class CellOutcome:
     """The runs of one cell by seed, their values, and the seeds without a value.
 
-    values   on the metric's own scale
-    scaled   on the scale of differences
+    values     on the metric's own scale
+    scaled     on the scale of differences
+    rounding   what counting whole answers hides of each, as a standard deviation; 0 for other metrics
     """
 
     name: str
@@ -33,6 +34,7 @@ class CellOutcome:
     records: Mapping[int, RunRecord]
     values: Mapping[int, float]
     scaled: Mapping[int, float]
+    rounding: Mapping[int, float]
     diverged: tuple[int, ...]
     crashed: tuple[int, ...]
     speed: Speed | None = None
@@ -135,7 +137,7 @@ class Outcome:
     def compare(self, cell: str, other: str) -> Difference | None:
         """Metric of cell − other, seed by seed; None if the cells share no seed, or if both diverged."""
         a, b = self.cells[cell], self.cells[other]
-        known = paired(a.scaled, b.scaled)
+        known = paired(a.scaled, b.scaled, self.rounding({cell: 1.0, other: -1.0}))
         if bool(a.diverged) == bool(b.diverged):
             return known if not a.diverged else None
         worse = -1 if self.higher_is_better else 1
@@ -148,6 +150,13 @@ class Outcome:
         if known is None:
             return Difference(side * math.inf, None, 0, pairs, side)
         return Difference(known.value, known.error, known.df, known.n, side)
+
+    def rounding(self, weights: Mapping[str, float]) -> float:
+        """What counting whole answers hides of a sum over cells, as a standard deviation over seeds."""
+        cells = [(weight, self.cells[name].rounding) for name, weight in weights.items()]
+        seeds = set.intersection(*(set(found) for _, found in cells)) if cells else set()
+        squares = [sum((weight * found[seed]) ** 2 for weight, found in cells) for seed in seeds]
+        return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
 
     def worsening(self, difference: Difference) -> Difference:
         """The same difference, with the sign chosen so that more is worse."""
@@ -199,20 +208,24 @@ class Outcome:
             for seed, record in records.items()
             if record.status == "finished" and (value := record.value(metric)) is not None
         }
-        scaled = {seed: self._scaled(value, records[seed]) for seed, value in values.items()}
+        scaled = {seed: self._on_scale(to_scale, value, records[seed]) for seed, value in values.items()}
+        rounding = {seed: self._on_scale(rounding_of, value, records[seed]) for seed, value in values.items()}
         return CellOutcome(
             cell.name,
             cell.levels,
             records,
             values,
             scaled,
+            rounding,
             diverged=tuple(seed for seed, record in records.items() if record.status == "diverged"),
             crashed=tuple(seed for seed, record in records.items() if record.status == "crashed"),
             speed=cell.speed,
         )
 
-    def _scaled(self, value: float, record: RunRecord) -> float:
-        return to_scale(value, self.experiment.scale, answers_of(record, self.experiment.metric))
+    def _on_scale(
+        self, read: Callable[[float, str, float | None], float], value: float, record: RunRecord
+    ) -> float:
+        return read(value, self.experiment.scale, answers_of(record, self.experiment.metric))
 
 
 def answers_of(record: RunRecord, metric: str) -> float | None:

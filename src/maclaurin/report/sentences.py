@@ -187,7 +187,7 @@ def rate_cautions(outcome: Outcome) -> list[str]:
     found = [
         parabola.half_step
         for cell in tuning.cells.values()
-        if (parabola := parabola_at(trial_means(cell), best_rate(cell, sign), sign)) is not None
+        if (parabola := parabola_at(trial_means(cell, sign), best_rate(cell, sign), sign)) is not None
     ]
     text = "Intervals of differences are over seeds: they do not include the error of a learning rate."
     if found:
@@ -213,10 +213,11 @@ def _rule_text(tuning: Tuning, sign: float) -> str:
     right = [name for name, rate in best.items() if rate == tuning.cells[name].rate]
     wrong = []
     for name, rate in best.items():
-        values = trial_means(tuning.cells[name])
+        values = trial_means(tuning.cells[name], sign)
         if name not in right:
             gained = abs(values[tuning.cells[name].rate] - values[rate])
-            wrong.append(f"{name} is better at {rate:g} by {plain(gained)}")
+            by = f" by {plain(gained)}" if math.isfinite(gained) else ", as a run diverged at the rule's rate"
+            wrong.append(f"{name} is better at {rate:g}{by}")
     seeds = {trial.seed for cell in tuning.cells.values() for trial in cell.trials}
     text += (
         f" Of the {counted(len(best), 'cell')} with other rates tried ({counted(len(seeds), 'seed')}), "

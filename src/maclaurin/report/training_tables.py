@@ -189,7 +189,7 @@ def tuning_table(outcome: Outcome) -> Table | None:
     )
     rows = []
     for name, cell in tuning.cells.items():
-        values = trial_means(cell)
+        values = trial_means(cell, sign)
         at_rate, best = values.get(cell.rate), best_rate(cell, sign) if tuning.rule else cell.rate
         seconds = sum(trial.seconds or 0.0 for trial in cell.trials)
         rows.append(
@@ -210,7 +210,7 @@ def _factor_entries(cell: CellTuning, sign: float) -> tuple[Entry, Entry]:
     """The factor of a cell, and what it gains over one rate for all weights."""
     if cell.factor is None:
         return Entry(NOTHING), Entry(NOTHING)
-    means = setting_means(cell)
+    means = setting_means(cell, sign)
     own = means.get((cell.rate, cell.factor))
     alike = min((sign * value for (_, factor), value in means.items() if factor == 1.0), default=math.inf)
     gain = None if own is None or not math.isfinite(alike) else alike - sign * own
@@ -220,7 +220,7 @@ def _factor_entries(cell: CellTuning, sign: float) -> tuple[Entry, Entry]:
 def _tried(cell: CellTuning) -> str:
     if cell.factor is None:
         return counted(len({trial.rate for trial in cell.trials}), "rate")
-    return counted(len(setting_means(cell)), "setting")
+    return counted(len({(trial.rate, trial.factor) for trial in cell.trials}), "setting")
 
 
 def _rate_notes(outcome: Outcome, name: str, best: float | None) -> list[str]:

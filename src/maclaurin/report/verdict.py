@@ -162,24 +162,31 @@ def _judgement(test: _Test, p: float, claims: int) -> Judgement:
         wrong = [_named(claim, pair) for pair in test.pairs if 2 * pair.p_contradicted < LIMIT]
         notes.append(f"contradicted by {listed_cells(wrong)}")
     if verdict in (UNDECIDED, DISAGREES):
-        notes += _what_is_undecided(test, claims)
+        notes += _what_is_undecided(test, verdict, claims)
     return Judgement(
         claim, verdict, None if verdict == NOT_RUN else p, _ours(claim, outcome, test), tuple(notes)
     )
 
 
-def _what_is_undecided(test: _Test, claims: int) -> list[str]:
+def _what_is_undecided(test: _Test, verdict: Verdict, claims: int) -> list[str]:
     open_ones = [pair for pair in test.pairs if not pair.is_decided and pair.difference is not None]
+    against = [pair for pair in test.pairs if 2 * pair.p_contradicted < LIMIT]
+    corrected = f"but not after correction for {counted(claims, 'claim')}"
+    notes = []
+    if verdict == UNDECIDED and against:
+        notes.append(
+            f"contradicted by {listed_cells([_named(test.claim, p) for p in against])} alone, {corrected}"
+        )
     if open_ones:
         some = (
             ""
             if len(open_ones) == len(test.pairs)
             else f" ({len(open_ones)} of {len(test.pairs)} comparisons)"
         )
-        return [f"undecided: {listed_cells([_named(test.claim, pair) for pair in open_ones])}{some}"]
-    if test.p_contradicted >= LIMIT and all(pair.difference is not None for pair in test.pairs):
-        return [f"every comparison is decided alone, but not after correction for {counted(claims, 'claim')}"]
-    return []
+        notes.append(f"undecided: {listed_cells([_named(test.claim, pair) for pair in open_ones])}{some}")
+    elif not against and all(pair.difference is not None for pair in test.pairs):
+        notes.append(f"every comparison is decided alone, {corrected}")
+    return notes
 
 
 def _named(claim: AnyClaim, pair: Pair) -> str:

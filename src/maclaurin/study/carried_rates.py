@@ -57,11 +57,30 @@ class Rule:
         ).strip()
 
 
-def rule_for(study: Study, experiment: Experiment, carried: Carried, tunings: Mapping[str, Tuning]) -> Rule:
-    """The rule by which this experiment takes its rates from those of others."""
+def require_rules(study: Study) -> None:
+    """Raise if an experiment cannot take its rates from others, before hours of searching for those."""
+    for experiment in study.experiments:
+        if isinstance(experiment.tune, Carried):
+            _widths(study, experiment, experiment.tune)
+
+
+def _widths(study: Study, experiment: Experiment, carried: Carried) -> dict[str, int]:
+    """Experiment → width of its models, for those of the rule; raises if no rule follows from them."""
     experiments = {e.name: e for e in study.experiments}
     first, origin = carried.tuned[0], carried.tuned[-1]
     widths = {name: _width(experiments[name]) for name in (first, origin, experiment.name)}
+    if carried.exponent is None and widths[first] == widths[origin]:
+        raise InputError(
+            f"rates of two models of width {widths[first]} do not say how they change with the width: give "
+            f"Carried(…) of experiment {experiment.name!r} an exponent, or tune at another width."
+        )
+    return widths
+
+
+def rule_for(study: Study, experiment: Experiment, carried: Carried, tunings: Mapping[str, Tuning]) -> Rule:
+    """The rule by which this experiment takes its rates from those of others."""
+    first, origin = carried.tuned[0], carried.tuned[-1]
+    widths = _widths(study, experiment, carried)
     exponent, measured = carried.exponent, ()
     if exponent is None:
         measured = (first, origin)
@@ -75,11 +94,6 @@ def rule_for(study: Study, experiment: Experiment, carried: Carried, tunings: Ma
 
 def _common_exponent(tunings: list[Tuning], cells: list[str], narrow: int, wide: int) -> float:
     """The median over the cells of p in rate ∝ width^−p; the lower of two in the middle."""
-    if narrow == wide:
-        raise InputError(
-            f"rates of two models of width {narrow} do not say how they change with the width: give "
-            "Carried(…) an exponent, or tune at another width."
-        )
     small, large = tunings
     return statistics.median_low(
         math.log2(small.cells[name].rate / large.cells[name].rate) / math.log2(wide / narrow)

@@ -165,10 +165,11 @@ class Carried:
         if self.exponent is not None and not math.isfinite(self.exponent):
             raise InputError(f"exponent is a finite number such as 1, got {self.exponent!r}.")
         _check_seeds(self.seeds, "the test of carried rates")
-        if self.tests and (1.0 not in self.tests or not all(value > 0 for value in self.tests)):
+        is_positive = all(math.isfinite(value) and value > 0 for value in self.tests)
+        if self.tests and not (is_positive and 1.0 in self.tests and len(set(self.tests)) == len(self.tests)):
             raise InputError(
-                f"tests are positive factors of the carried rate with 1 among them, such as (0.5, 1, 2), got "
-                f"{self.tests!r}."
+                "tests are different positive factors of the carried rate with 1 among them, such as "
+                f"(0.5, 1, 2), got {self.tests!r}."
             )
 
     @property

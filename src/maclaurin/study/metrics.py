@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 from maclaurin.errors import InputError
 from maclaurin.wording import did_you_mean
@@ -27,6 +27,15 @@ class Metric:
     title: str
     higher_is_better: bool = False
     scale: Scale = "linear"
+
+    def __post_init__(self) -> None:
+        if self.scale not in get_args(Scale):
+            raise InputError(
+                f"metric {self.name!r}: scale is {', '.join(get_args(Scale))}, got {self.scale!r}."
+                f"{did_you_mean(str(self.scale), get_args(Scale))}"
+            )
+        if not self.title.strip():
+            raise InputError(f"metric {self.name!r} needs a title for the page, such as 'test loss'.")
 
 
 #: the numbers that the trainer records for every run
@@ -101,9 +110,23 @@ def metric_named(name: str) -> Metric:
 
 
 def require_recorded(metric: Metric) -> None:
-    """Raise unless runs record a number of this name; the title and the scale may be your own."""
+    """Raise unless runs record a number of this name that has a place on the scale.
+
+    The title and the scale may be your own.
+    """
     if not metric.name.startswith(TASK) and metric.name not in RECORDED:
         raise _unrecorded(metric.name, RECORDED)
+    ours = _task_metric(metric.name) if metric.name.startswith(TASK) else METRICS.get(metric.name)
+    is_share = ours is not None and ours.scale == "logit"
+    if metric.scale == "logit" and not is_share:
+        raise InputError(
+            f"metric={metric.name!r}: scale='logit' is for shares between 0 and 1, such as accuracy."
+        )
+    if metric.scale == "log" and (is_share or "log_odds" in metric.name):
+        raise InputError(
+            f"metric={metric.name!r}: scale='log' is for numbers above 0, such as a loss or a size; this one "
+            "can be 0 or less."
+        )
 
 
 def _unrecorded(name: str, known: Iterable[str]) -> InputError:

@@ -17,6 +17,7 @@ from maclaurin.extensions import Extension, extensions_of
 from maclaurin.files import require_writable_folder
 from maclaurin.plain_data import digest
 from maclaurin.spec.head_groups import specs_in
+from maclaurin.study.carried_rates import require_rules
 from maclaurin.study.choose_rates import learning_rates, metric_of, provisional
 from maclaurin.study.design import Cell, Experiment, Study
 from maclaurin.study.executors import check_executor, choose_executor, processes_of, warm_up
@@ -226,6 +227,7 @@ def prepare(
     whole = study if isinstance(study, Study) else load_study(study)
     folder = study_folder(whole, out, only=only, scale=scale, smoke=smoke)
     chosen, added = _with_added_seeds(select(whole, only), seeds, folder)
+    require_rules(chosen)
     chosen = _with_few_items(provisional(chosen, {})) if smoke else chosen
     _refuse_to_replace(whole, chosen, scale, folder)
     planner = Planner(

@@ -92,6 +92,15 @@ def test_slopes_are_corrected_for_the_number_of_cells():
     assert beside == pytest.approx(2 * alone)
 
 
+def test_a_cell_that_diverged_counts_in_the_correction_of_the_slopes():
+    """Else a run that diverged would make the slopes of the other cells more certain."""
+    gaps = {"a": (0.1, 0.104, 0.109), "wild": (0.1, 0.2, 0.3)}
+    alone = ladder({"a": gaps["a"]}).trends["a"].p
+    found = ladder(gaps, statuses={("wild", 0): "diverged"})
+    assert found.trends["a"].p == pytest.approx(2 * alone)
+    assert found.trends["wild"].p is None
+
+
 @pytest.mark.parametrize(
     ("gap", "direction"),
     [
@@ -282,6 +291,24 @@ def test_rates_from_a_rule_are_called_so_and_tested_by_what_was_tried():
     rows = {row[0].text: [str(entry) for entry in row] for row in tuning_table(outcome).rows}
     assert rows["b"][1] == "0.001 by the rule; 0.0005 is better here"
     assert rows["c"][1:] == ["0.0005", "–", "–", "–", "–", "0 rates", "–"]
+
+
+def test_a_test_of_a_rule_that_diverged_is_the_worst_for_accuracies_too():
+    """Its infinite value was the best accuracy of all, and a gain of infinity stood on the page."""
+    record, runs = experiment({"a": [0.5, 0.6], "b": [0.4, 0.5]}, metric="accuracy")
+    diverged = dataclasses.replace(trial(2e-3, None), status="diverged")
+    cells = {
+        "a": CellTuning(rate=1e-3, trials=(trial(5e-4, 0.5), trial(1e-3, 0.6), diverged), subject=""),
+        "b": CellTuning(rate=2e-3, trials=(trial(1e-3, 0.6), diverged), subject=""),
+    }
+    tuning = Tuning(metric="validation_accuracy", source="this study", cells=cells, rule="half of another")
+    outcome = Outcome(study((record, runs)), dataclasses.replace(record, tuning=tuning))
+    assert tuning_finding(outcome).endswith(
+        "a is best at the rule's rate; b is better at 0.001, as a run diverged at the rule's rate."
+    )
+    rows = {row[0].text: str(row[1]) for row in tuning_table(outcome).rows}
+    assert rows["a"] == "0.001"
+    assert rows["b"] == "0.002 by the rule; 0.001 is better here"
 
 
 def test_a_rate_that_was_halved_because_a_run_diverged_is_called_so():

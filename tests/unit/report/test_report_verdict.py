@@ -1,5 +1,7 @@
 """Claims held against runs."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -103,6 +105,14 @@ def test_more_claims_on_a_page_ask_for_more():
     assert "every comparison is decided alone, but not after correction for 10 claims" in found.notes
 
 
+def test_a_contradiction_that_does_not_survive_the_correction_is_named():
+    """The page said "undecided" without a reason, beside an interval that is clearly outside the margin."""
+    slight = {"a": [1.00, 1.21, 0.89], "b": [1.06, 1.29, 0.98]}
+    found = verdict(behind("b", "a"), slight, *[alike("a", "b", within=0.02)] * 9)
+    assert found.verdict == UNDECIDED
+    assert found.notes == ("contradicted by a alone, but not after correction for 10 claims",)
+
+
 def test_a_claim_without_data_counts_in_the_correction():
     slight = {"a": [1.00, 1.21, 0.89], "b": [1.06, 1.29, 0.98]}
     absent = Behind(says="x", experiment="elsewhere", cells=("a", "b"))
@@ -195,6 +205,17 @@ def test_a_crash_is_reported_and_is_no_number():
     found = verdict(behind("a", "d"), values, statuses={("d", 1): "crashed"})
     assert found.verdict == AGREES
     assert "d crashed in 1 of 3 runs" in found.notes
+
+
+def test_equal_counts_of_answers_make_nothing_certain():
+    """With few answers, equal differences are chance; their spread of zero had made them significant."""
+    one_more = {"a": [0.95] * 3, "b": [0.925] * 3}
+    right = {"a": [1.0] * 3, "b": [1.0] * 3}
+    for values, claim in ((one_more, behind("a", "b")), (right, alike("a", "b", within=0.01))):
+        record, runs = experiment(values, metric="accuracy")
+        few = tuple((at, replace(run, metrics={**run.metrics, "scored_tokens": 40})) for at, run in runs)
+        found = judge([(claim, {"lm": Outcome(study((record, few)), record)})])[0]
+        assert found.verdict == UNDECIDED
 
 
 numbers = st.integers(-64, 64).map(lambda n: n / 16)

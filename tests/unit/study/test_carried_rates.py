@@ -143,6 +143,8 @@ def test_a_rate_is_halved_no_more_often_than_allowed(tmp_path):
         (lambda: Carried(("17m",)), "rates of 17m alone do not say how they change with the width"),
         (lambda: Carried(("a", "b"), exponent=float("nan")), "a finite number such as 1, got nan"),
         (lambda: Carried(("a", "b"), tests=(0.5, 2.0)), "with 1 among them"),
+        (lambda: Carried(("a", "b"), tests=(1.0, 1.0)), "different positive factors"),
+        (lambda: Carried(("a", "b"), tests=(1.0, float("inf"))), "different positive factors"),
         (lambda: Carried(("a", "b"), halvings=-1), "halvings is 0 or a count such as 2, got -1"),
         (lambda: Carried(("a", "b"), seeds=(7, 7)), "the test of carried rates has seed 7 twice"),
     ],
@@ -182,4 +184,14 @@ def test_two_sizes_of_one_width_say_nothing_about_the_width(tmp_path):
     small = dataclasses.replace(study.experiments[0], common={"device": "cpu", "size": "nano"})
     same = dataclasses.replace(study, experiments=(small, *study.experiments[1:]))
     with pytest.raises(InputError, match="two models of width 128 do not say"):
-        learning_rates(same, tmp_path / "out", make_run, Trainer())
+        prepare(same, out=tmp_path / "out")
+
+
+def test_cells_of_two_widths_are_an_error_before_anything_is_trained(tmp_path):
+    """It was one only after both smaller sizes had been searched."""
+    study = ladder(tmp_path / "s")
+    large = study.experiments[2]
+    wider = dataclasses.replace(large.cells[1], settings={**large.cells[1].settings, "size": "mini"})
+    mixed = dataclasses.replace(large, cells=(large.cells[0], wider))
+    with pytest.raises(InputError, match="experiment 'large' has models of widths 256, 384"):
+        prepare(dataclasses.replace(study, experiments=(*study.experiments[:2], mixed)), out=tmp_path / "out")

@@ -247,3 +247,35 @@ def test_an_own_metric_is_a_number_that_runs_record():
         Experiment("e", "E", Metric("nonsense", "Nonsense"), {}, cells_of({"a": "exp/sum"}), (0,), "a")
     own = Metric("validation_scored_tokens", "Tokens scored")
     assert Experiment("e", "E", own, {}, cells_of({"a": "exp/sum"}), (0,), "a").measure is own
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Metric("accuracy", "Accuracy", True, "Logit"),
+            r"linear, log, logit, got 'Logit'.*Did you mean logit",
+        ),
+        (lambda: Metric("loss", " "), "metric 'loss' needs a title"),
+        (lambda: with_metric(Metric("loss", "Loss", scale="logit")), "scale='logit' is for shares between 0"),
+        (
+            lambda: with_metric(Metric("accuracy", "Accuracy", True, "log")),
+            "scale='log' is for numbers above 0",
+        ),
+        (lambda: with_metric(Metric("task:lines_32:log_odds", "Log-odds", True, "log")), "can be 0 or less"),
+    ],
+)
+def test_an_own_metric_has_a_scale_that_its_numbers_have_a_place_on(make, message):
+    """An unknown scale was taken for linear, and a logarithm of a negative number ended the report."""
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_the_scale_of_an_own_metric_may_be_another():
+    assert with_metric(Metric("loss", "Loss", scale="log")).measure.scale == "log"
+    assert with_metric(Metric("accuracy", "Accuracy", True, "linear")).measure.scale == "linear"
+
+
+def with_metric(metric):
+    tasks = Tasks(("lines_32",)) if metric.name.startswith("task:") else None
+    return Experiment("e", "E", metric, {}, cells_of({"a": "exp/sum"}), (0,), "a", tasks=tasks)
