@@ -84,20 +84,20 @@ def rule_for(study: Study, experiment: Experiment, carried: Carried, tunings: Ma
     exponent, measured = carried.exponent, ()
     if exponent is None:
         measured = (first, origin)
-        names = [cell.name for cell in experiment.cells]
-        exponent = _common_exponent(
-            [tunings[name] for name in measured], names, widths[first], widths[origin]
-        )
+        exponent = _common_exponent(tunings[first], tunings[origin], widths[first], widths[origin])
     doublings = round(-exponent * math.log2(widths[experiment.name] / widths[origin]))
     return Rule(round(exponent, 2), measured, origin, doublings)
 
 
-def _common_exponent(tunings: list[Tuning], cells: list[str], narrow: int, wide: int) -> float:
-    """The median over the cells of p in rate ∝ width^−p; the lower of two in the middle."""
-    small, large = tunings
+def _common_exponent(small: Tuning, large: Tuning, narrow: int, wide: int) -> float:
+    """The median over the cells of p in rate ∝ width^−p; the lower of two in the middle.
+
+    All cells of both sizes count, so that a larger size with fewer cells follows the same rule.
+    """
     return statistics.median_low(
-        math.log2(small.cells[name].rate / large.cells[name].rate) / math.log2(wide / narrow)
-        for name in cells
+        math.log2(cell.rate / large.cells[name].rate) / math.log2(wide / narrow)
+        for name, cell in small.cells.items()
+        if name in large.cells
     )
 
 

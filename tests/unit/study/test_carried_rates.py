@@ -8,8 +8,10 @@ from tests.unit.study.test_tune import Trainer, make_run
 
 from maclaurin import InputError
 from maclaurin.study import Carried, Tasks, Tune
+from maclaurin.study.carried_rates import rule_for
 from maclaurin.study.choose_rates import learning_rates, provisional
 from maclaurin.study.design import TUNING_SEED
+from maclaurin.study.run_record import CellTuning, Tuning
 from maclaurin.study.runner import prepare
 from maclaurin.study.tuned_rates import FILE, TunedFile, known_rates, missing_tests
 
@@ -195,3 +197,25 @@ def test_cells_of_two_widths_are_an_error_before_anything_is_trained(tmp_path):
     mixed = dataclasses.replace(large, cells=(large.cells[0], wider))
     with pytest.raises(InputError, match="experiment 'large' has models of widths 256, 384"):
         prepare(dataclasses.replace(study, experiments=(*study.experiments[:2], mixed)), out=tmp_path / "out")
+
+
+def test_a_larger_size_with_fewer_cells_follows_the_same_rule(tmp_path):
+    """Else `--only`, or a largest size that only some cells are trained at, would change its rates."""
+    rates = {
+        "small": {"softmax": 4e-3, "norm": 4e-3, "gate": 4e-3},
+        "middle": {"softmax": 4e-3, "norm": 2e-3},
+    }
+    tunings = {
+        name: Tuning(
+            metric="validation_loss",
+            source="",
+            cells={cell: CellTuning(rate=rate, trials=(), subject="") for cell, rate in of.items()},
+        )
+        for name, of in rates.items()
+    }
+    study = ladder(tmp_path / "s")
+    large = study.experiments[2]
+    for cells in (large.cells, large.cells[:1], large.cells[1:]):
+        fewer = dataclasses.replace(large, cells=cells, baseline=cells[0].name)
+        rule = rule_for(study, fewer, RULE, tunings)
+        assert rule.exponent == 0, "the lower of 0 and 1"
