@@ -11,7 +11,7 @@ from maclaurin.programs.linear_attention import LinearAttention, first_order
 from maclaurin.programs.program import Call
 from maclaurin.programs.triton import INSTALLED
 from maclaurin.spec import FeatureMap, Sign, part
-from maclaurin.testing import Shape, random_tensors
+from maclaurin.testing import Shape, assert_same, random_tensors
 from tests.kernels.conftest import ON_GPU
 from tests.kernels.judging import ROUNDED_ROWS, ROUNDING, SLACK, inputs_of, outputs_and_gradients, plain
 
@@ -90,6 +90,25 @@ def test_every_kind_of_spec_with_grouped_heads_and_odd_sizes(notation, dtype, de
     tokens, d, e = (300, 24, 40) if ON_GPU else (70, 24, 40) if dtype is torch.bfloat16 else (37, 12, 20)
     shape = Shape(batch=1, tokens=tokens, kv_heads=2, group=2, d=d, e=e)
     assert_right(notation, shape, dtype, device)
+
+
+@pytest.mark.parametrize(
+    "notation",
+    ["linear(identity,scale=-0.5)/l2", "linear(elu1,scale=-1)/layer", "linear(relu,scale=-2)/len*out"],
+)
+def test_a_negative_scale_turns_rows_around_under_a_norm_too(notation, device, poisoned):
+    """The program's norm left the scale out altogether."""
+    assert_right(notation, Shape(batch=1, tokens=20, d=8, e=12), torch.float32, device)
+
+
+def test_a_row_sum_cancels_the_sign_of_the_scale(device, poisoned):
+    case = random_tensors(parse("linear(elu1)/sum/l2"), Shape(tokens=20), 0, torch.float32, device=device)
+    assert_same(case.output(scale=-0.5), case.output(scale=-0.5, form="parallel"), "scale below 0")
+
+
+def test_a_scale_of_zero_gives_rows_of_zeros_under_a_norm(device, poisoned):
+    case = random_tensors(parse("linear(identity)/l2"), Shape(tokens=20), 0, torch.float32, device=device)
+    assert not case.output(scale=0.0).any()
 
 
 @pytest.mark.parametrize(

@@ -119,3 +119,20 @@ def test_a_state_whose_tail_has_not_begun_goes_on_plainly(device):
     expected = case.map(torch.Tensor.double).output(form="parallel")
     found, _ = read_in_pieces(case, spec, (10, 20, 30), ["torch", "torch", "triton"])
     assert relative_error(found, expected, 1e-3) < 1e-5
+
+
+def test_a_scale_of_zero_has_finite_gradients(device):
+    """Chunks divide by the scale: q and k had NaN."""
+    case = random_tensors(
+        parse("taylor(2,about=mean)+window(4)/sum"),
+        Shape(1, 140, 1, 1, 4, 4),
+        0,
+        torch.float32,
+        device=device,
+    ).with_gradients()
+    leaves = [case.tensors[name] for name in "qkv"]
+    options = {"form": "chunked", "chunk_size": 64}
+    y, wanted = case.output(scale=0.0, **options), case.output(scale=0.0, form="blocked")
+    assert maclaurin.plan(*leaves, case.spec, **options).program.name == "tail in chunks"
+    for own, plain in zip(*(torch.autograd.grad(u.square().sum(), leaves) for u in (y, wanted)), strict=True):
+        torch.testing.assert_close(own, plain, rtol=1e-4, atol=1e-5)

@@ -234,6 +234,21 @@ def test_scale_may_be_given():
         assert_same(case.output(scale=0.3, form=form), scaled.output(), "scale")
 
 
+@pytest.mark.parametrize("scale", [-0.4, 0.0])
+@pytest.mark.parametrize("notation", ["exp/sum", "exp/len*out", "exp/sum(eps=0.5)/layer", "exp/l2"])
+def test_scale_may_be_negative_or_zero(notation, scale):
+    """torch's fused attentions multiply their mask, −∞, by the scale: of such a scale they make NaN."""
+    case = random_tensors(parse(notation), Shape(tokens=13, d=8, e=8), 0).with_gradients()
+    leaves = [case.tensors[name] for name in "qkv"]
+    scaled = case.with_tensors(q=leaves[0] * scale).output(scale=1.0, form="blocked")
+    wanted = torch.autograd.grad(scaled.square().sum(), leaves)
+    for form in ("auto", "parallel", "blocked"):
+        y = case.output(scale=scale, form=form)
+        assert_same(y, scaled, f"scale {scale}, {form}")
+        for ours, theirs in zip(torch.autograd.grad(y.square().sum(), leaves), wanted, strict=True):
+            assert_same(ours, theirs, f"gradients at scale {scale}, {form}")
+
+
 def test_a_forget_gate_of_zero_forgets_everything():
     case = random_tensors(parse("taylor(2)*forget/sum"), Shape(tokens=8), 0).with_gradients()
     gates = case.tensors["log_forget"].detach().clone()

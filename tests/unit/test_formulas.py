@@ -79,6 +79,19 @@ def test_a_symbol_has_one_name():
     assert r"\bar x =" in latex
 
 
+def test_the_point_of_a_window_is_the_one_that_is_computed():
+    """hermite(1) expands about x̄; x̄ + u/2 was printed."""
+    assert "\nr_t = x̄\n" in parse("hermite(1)+window(2)/sum").formula
+    assert "\nr_t = x̄ + u/2, u the variance" in parse("hermite(2)+window(2)/sum").formula
+
+
+def test_means_are_weighted_by_the_decay():
+    """x̄ was printed as the plain mean of the scores, while a decay gate weighs them."""
+    weighted = "D_ts = Π_s<r≤t f_r, which weighs keys in means and variances of scores too"
+    assert parse("taylor(2,about=mean)*forget/sum").formula.endswith(weighted)
+    assert parse("taylor(2)*forget/sum").formula.endswith("D_ts = Π_s<r≤t f_r")
+
+
 # ------------------------------------------------------------------------------------------------ brackets
 
 

@@ -35,6 +35,8 @@ _NOT_BALANCED = (
 )
 #: Horner's rule is unrolled, and no higher order was measured
 _HIGHEST_ORDER = 12
+#: in place of a scale of 0: slopes of the moments are divided by the scale, and gradients multiplied by it
+_LEAST_SCALE = 1e-20
 #: tensors and other arguments of `mean_polynomial`
 _TENSORS, _OPTIONS = 6, 9
 #: an optional tensor
@@ -303,7 +305,7 @@ class _Polynomial(NamedTuple):
             initial,
             offset,
             None if call.packing is None else call.packing.cuts,
-            call.scale,
+            call.scale or _LEAST_SCALE,
             self.coefficients,
             self.about_mean,
             self.window,

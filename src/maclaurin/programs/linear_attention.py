@@ -109,6 +109,8 @@ class _Rows(NamedTuple):
     #: the length to which the program's norm scales rows; 0 for none
     length: float
     centred: bool
+    #: whether the norm also cancels a row sum, and with it the sign of the scale
+    sign_cancels: bool
     #: whether the program's rows are the output
     is_final: bool
     rests: bool
@@ -125,6 +127,7 @@ class _Rows(NamedTuple):
         length = _length_inside(spec, v.shape[3])
         divisor, eps = ("one", 0.0) if length else row_divisor(spec)
         is_final = length > 0 or (spec.norm is None and not spec.gates_before_norm and rows_are_divided(spec))
+        divides = spec.denominator is not None and spec.denominator.uses_row_sum
         cancels = divisor == "sum" and feature_map.sign is Sign.INDEFINITE
         return _Rows(
             weight.coefficients[1],
@@ -134,6 +137,7 @@ class _Rows(NamedTuple):
             eps,
             length,
             length > 0 and spec.norm is not None and spec.norm.centred,
+            length > 0 and divides,
             is_final,
             is_final and q.dtype != torch.float32 and (length > 0 or cancels),
             chunk,
@@ -148,7 +152,7 @@ class _Rows(NamedTuple):
     def rows(self, call: Call) -> tuple[Tensor, Tensor | None]:
         """y [B, T, H, e] in the dtype of q, and the moments after the last token if a state is requested."""
         spec, inputs, state = call.spec, call.inputs, call.state
-        decay = unlimited_log_decay(spec, inputs)
+        decay, scale = unlimited_log_decay(spec, inputs), self.coefficient * call.scale
         y, moments, *_ = first_order(
             *(inputs[:3] if self.as_given else self.operands(call)),
             None if self.gate is None else inputs.gates[self.gate],
@@ -156,7 +160,7 @@ class _Rows(NamedTuple):
             state.count if state is not None and self.divisor == "count" else None,
             None if state is None else state.moments,
             self.feature_map or "identity",
-            self.coefficient * call.scale,
+            abs(scale) if self.sign_cancels else scale,
             self.divisor,
             self.eps,
             self.length,

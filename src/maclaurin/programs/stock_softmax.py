@@ -82,12 +82,18 @@ class StockSoftmax(Program):
         return _run_softmax if normed is None else normed.run
 
 
-def _gated(call: Call) -> Inputs:
-    """The inputs with their value gates applied."""
-    spec, inputs = call.spec, call.inputs
-    if not spec.value_gates:
-        return inputs
-    return inputs.with_tensors(inputs.q, inputs.k, gated_values(spec, inputs.v, inputs.gates))
+def _operands(call: Call) -> tuple[Inputs, float]:
+    """The inputs with their value gates applied, and a positive scale.
+
+    torch multiplies scores by the scale after it has masked them with −∞: a scale of 0 or less gives NaN.
+    """
+    spec, inputs, scale = call.spec, call.inputs, call.scale
+    if spec.value_gates:
+        inputs = inputs._replace(v=gated_values(spec, inputs.v, inputs.gates))
+    if scale > 0:
+        return inputs, scale
+    q, scale = (-inputs.q, -scale) if scale < 0 else (inputs.q * scale, 1.0)
+    return inputs._replace(q=q), scale
 
 
 # ------------------------------------------------------------------------------- softmax itself
@@ -95,8 +101,8 @@ def _gated(call: Call) -> Inputs:
 
 def _run_softmax(call: Call) -> tuple[Tensor, None]:
     """Softmax, then gates and norm on its rows."""
-    inputs = _gated(call)
-    y = _softmax(inputs, call.scale, call.causal)
+    inputs, scale = _operands(call)
+    y = _softmax(inputs, scale, call.causal)
     return finish_rows(call.spec, y, inputs.gates, inputs.q.dtype), None
 
 
@@ -224,14 +230,14 @@ class _Gained(NamedTuple):
 
     def run(self, call: Call) -> tuple[Tensor, None]:
         """The rows over their denominator, their gates and their norm."""
-        inputs = _gated(call)
+        inputs, scale = _operands(call)
         gate = None if self.gate is None else inputs.gates[self.gate]
         if gate is not None and gate.dim() == 3:
-            return self.rows(call, inputs, gate), None
-        rows = self.rows(call, inputs, None)
+            return self.rows(call, inputs, scale, gate), None
+        rows = self.rows(call, inputs, scale, None)
         return finish_rows(call.spec, rows, inputs.gates, inputs.q.dtype), None
 
-    def rows(self, call: Call, inputs: Inputs, gate: Tensor | None) -> Tensor:
+    def rows(self, call: Call, inputs: Inputs, scale: float, gate: Tensor | None) -> Tensor:
         """The rows over their denominator [B, T, H, e], times a gate [B, T, H] if given."""
         q, k, v = inputs[:3]
         e = v.shape[3]
@@ -241,9 +247,9 @@ class _Gained(NamedTuple):
             q, k, v = (_padded(u, self.size) for u in (q, k, v))
         divisor = log_divisor(call, inputs) if self.constant is None else self.constant()
         if self.needs_gradient:
-            y: Tensor = _apply_gained(q, k, v, divisor, gate, self, inputs, call.scale, call.causal)
+            y: Tensor = _apply_gained(q, k, v, divisor, gate, self, inputs, scale, call.causal)
         else:
-            y = self.forward(q, k, v, divisor, gate, inputs, call.scale, call.causal).y
+            y = self.forward(q, k, v, divisor, gate, inputs, scale, call.causal).y
         return y[..., :e] if self.is_padded else y
 
     def forward(
@@ -479,10 +485,10 @@ class _Normed(NamedTuple):
 
     def run(self, call: Call) -> tuple[Tensor, None]:
         """The rows under their norm."""
-        q, k, v = _gated(call)[:3]
+        (q, k, v, *_), scale = _operands(call)
         if self.needs_gradient:
-            return _apply_normed(q, k, v, self, call.scale, call.causal), None
-        return self.forward(q, k, v, call.scale, call.causal).y, None
+            return _apply_normed(q, k, v, self, scale, call.causal), None
+        return self.forward(q, k, v, scale, call.causal).y, None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> _NormedAnswer:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

@@ -65,7 +65,8 @@ def _lines(spec: AttentionSpec) -> Iterator[_Line]:
         yield _Line("x̄ = ", f"mean of the scores over {over}")
     if spec.decay_gates:
         factors = " ".join(_as_factor(gate.text(gate.argument.symbol)) for gate in spec.decay_gates)
-        yield _Line(f"D_ts = Π_s<r≤t {factors}")
+        weighs = ", which weighs keys in means and variances of scores too"
+        yield _Line(f"D_ts = Π_s<r≤t {factors}", weighs if spec.kernel.depends_on_row else "")
 
 
 def _body(spec: AttentionSpec) -> str:

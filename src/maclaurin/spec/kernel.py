@@ -518,14 +518,19 @@ class Hermite(Kernel):
         return recentred(statistics.coefficients, statistics.mean)
 
     def reference(self, statistics: RowStatistics | None = None) -> Tensor | float:
-        """κ approximates e^{x − x̄ − u/2}: u/2 is the log of a Gaussian row's mean e^{x − x̄}."""
+        """κ approximates e^{x − x̄ − u/2}: u/2 is the log of a Gaussian row's mean e^{x − x̄}.
+
+        At first order it approximates e^{x − x̄}, and u is 0.
+        """
         if statistics is None or statistics.variance is None:
             return 0.0
         return statistics.mean + statistics.variance / 2
 
     @property
     def reference_text(self) -> tuple[str, str]:
-        return ("x̄ + u/2", "u the variance of the scores over the tail") if self.depends_on_row else ("0", "")
+        if self.order < 2:
+            return "x̄" if self.order else "0", ""
+        return "x̄ + u/2", "u the variance of the scores over the tail"
 
     def text(self, x: str) -> str:
         return f"H{self.order}({x} − x̄)" if self.order else "1"

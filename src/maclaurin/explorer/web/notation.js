@@ -202,7 +202,7 @@ export const PARTS = {
     rowSumSign: () => "positive",
     countsKeys: () => true,
     dependsOnRow: (p) => p.order > 0,
-    reference: (p) => (p.order > 0 ? "x̄ + u/2, u the variance of the scores over the tail" : "0"),
+    reference: (p) => ["0", "x̄"][p.order] ?? "x̄ + u/2, u the variance of the scores over the tail",
     text: (p, x) => (p.order > 0 ? `H${p.order}(${x} − x̄)` : "1"),
     where: (p) =>
       p.order > 0
@@ -794,7 +794,8 @@ function where(spec, kernel) {
   }
   lines.push(...kernel.where(spec.kernel));
   if (spec.dependsOnRow) lines.push(`x̄ = mean of the scores over ${spec.window ? "the tail" : "the visible keys"}`);
-  if (spec.decayGates.length) lines.push(`D_ts = Π_s<r≤t ${spec.decayGates.map(() => "f_r").join(" ")}`);
+  const weighs = spec.dependsOnRow ? ", which weighs keys in means and variances of scores too" : "";
+  if (spec.decayGates.length) lines.push(`D_ts = Π_s<r≤t ${spec.decayGates.map(() => "f_r").join(" ")}${weighs}`);
   return lines;
 }
 

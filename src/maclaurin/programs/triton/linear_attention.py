@@ -24,6 +24,7 @@ In kernels, S are the `Settings`, and STATE and STATE_Z are the states S and the
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -460,7 +461,7 @@ def _gradient_of_rows(
         y = _tile(Y + at, first, y_t, i, e, left, S.E).to(tl.float32)
         if S.RESTS:
             y += _tile(REST + at, first, y_t, i, e, left, S.E).to(tl.float32)
-    if S.NORM:  # the rows were not multiplied by the scale
+    if S.NORM:  # of the scale, rows have only its sign, which is in the gain
         gain = tl.load(STAT + (b * H + h) * T + first + i, mask=i < left, other=0.0)
         squared = tl.sum(y * y, 1)
         share = tl.sum(y * dn, 1) / tl.where(squared == 0, 1.0, squared)
@@ -744,6 +745,11 @@ class Call(NamedTuple):
     chunk: int = 0
 
     @property
+    def signed_length(self) -> float:
+        """The length with the sign of the scale: a norm cancels only the size of it."""
+        return math.copysign(self.length, self.scale) if self.scale else 0.0
+
+    @property
     def sums(self) -> bool:
         return self.divisor == "sum"
 
@@ -912,7 +918,7 @@ def _forward_launches(
         plan.text[4],
         call.scale,
         call.eps,
-        call.length,
+        call.signed_length,
     )
     return _Launches(
         prepared(
