@@ -144,16 +144,26 @@ def text_recurrence(spec: AttentionSpec) -> str:
     forget = "".join(f"{factor.replace('_r', '_t')} " for factor in factors)
     value = _value(spec, "t")
     value = f"{value if is_factor(value) else in_brackets(value)}ᵀ"
-    feature = spec.kernel.feature_map
-    key = "k_t" if feature is None or feature.is_identity else f"({feature.text('k_t')})"
+    q, k = _features(spec)
     entering = "when k_t leaves the window: " if spec.window else ""
     if spec.window and spec.window.kept:
         entering = "when k_t has left the window and is not, or no longer, kept: "
-    lines = [f"{entering}S_t⁽ⁿ⁾ = {forget}S_t₋₁⁽ⁿ⁾ + {key}^⊗n {value},   {orders}"]
+    if spec.has_finite_state and spec.orders == (1,):
+        order, power, which, read = "", "", "", f"a_1 ⟨{q}, S_t⟩"
+    else:
+        order, power, which, read = "⁽ⁿ⁾", "^⊗n", f",   {orders}", f"Σ_n a_n ⟨{q}^⊗n, S_t⁽ⁿ⁾⟩"
+    lines = [f"{entering}S_t{order} = {forget}S_t₋₁{order} + {k}{power} {value}{which}"]
     if spec.needs_row_sum:
-        lines.append(f"z_t⁽ⁿ⁾ = {forget}z_t₋₁⁽ⁿ⁾ + {key}^⊗n")
-    lines.append("y_t reads Σ_n a_n ⟨q_t^⊗n, S_t⁽ⁿ⁾⟩, then the denominator, gates and norm as above")
+        lines.append(f"z_t{order} = {forget}z_t₋₁{order} + {k}{power}")
+    lines.append(f"y_t reads {read}, then the denominator, gates and norm as above")
     return "\n".join(lines)
+
+
+def _features(spec: AttentionSpec) -> tuple[str, str]:
+    """Query and key as the state takes them: φ(q_t) and φ(k_t), where there is a feature map."""
+    feature = spec.kernel.feature_map
+    q, k = ("q_t", "k_t") if feature is None else (feature.text("q_t"), feature.text("k_t"))
+    return q if is_factor(q) else in_brackets(q), k if is_factor(k) else in_brackets(k)
 
 
 def _orders(spec: AttentionSpec) -> str:

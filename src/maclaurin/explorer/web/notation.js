@@ -807,13 +807,20 @@ function textRecurrence(spec) {
   const forget = spec.decayGates.map(() => "f_t ").join("");
   const value = spec.valueGates.length ? `(${[...spec.valueGates.map(() => "i_t"), "v_t"].join(" ")})ᵀ` : "v_tᵀ";
   const feature = kernel.feature(spec.kernel);
-  const key = feature === null || feature === "identity" ? "k_t" : `(${FEATURES[feature].text("k_t")})`;
+  const [q, k] = ["q_t", "k_t"].map((u) => {
+    const text = feature === null ? u : FEATURES[feature].text(u);
+    return text.includes("/") ? `(${text})` : text;
+  });
   const entering = !spec.window ? ""
     : spec.window.kept ? "when k_t has left the window and is not, or no longer, kept: " : "when k_t leaves the window: ";
+  const isFirst = spec.hasFiniteState && spec.orders.length === 1 && spec.orders[0] === 1;
+  const [order, power, which, read] = isFirst
+    ? ["", "", "", `a_1 ⟨${q}, S_t⟩`]
+    : ["⁽ⁿ⁾", "^⊗n", `,   ${orders}`, `Σ_n a_n ⟨${q}^⊗n, S_t⁽ⁿ⁾⟩`];
   return [
-    `${entering}S_t⁽ⁿ⁾ = ${forget}S_t₋₁⁽ⁿ⁾ + ${key}^⊗n ${value},   ${orders}`,
-    ...(spec.needsRowSum ? [`z_t⁽ⁿ⁾ = ${forget}z_t₋₁⁽ⁿ⁾ + ${key}^⊗n`] : []),
-    "y_t reads Σ_n a_n ⟨q_t^⊗n, S_t⁽ⁿ⁾⟩, then the denominator, gates and norm as above",
+    `${entering}S_t${order} = ${forget}S_t₋₁${order} + ${k}${power} ${value}${which}`,
+    ...(spec.needsRowSum ? [`z_t${order} = ${forget}z_t₋₁${order} + ${k}${power}`] : []),
+    `y_t reads ${read}, then the denominator, gates and norm as above`,
   ].join("\n");
 }
 
