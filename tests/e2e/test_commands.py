@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.text import Text
 
+from maclaurin.cli import help_of
 from tests.e2e.command import run
 from tests.e2e.in_process import maclaurin
 
@@ -64,6 +66,11 @@ def test_show_tells_formula_recurrence_state_forms_and_what_cancels():
     assert "2,145" in text
     data = json.loads(run("show", "based", "--json").stdout)
     assert data["state"][0] == {"head_size": 16, "features": 153, "numbers": 153 * 17}
+
+
+def test_show_names_what_the_layer_of_an_entry_adds():
+    lines = run("show", "2mamba").stdout.splitlines()
+    assert {"layer: convolution = 2", "layer: gates = log_forget: −softplus(Wx + b)"} <= set(lines)
 
 
 @pytest.mark.parametrize("command", ["show", "check"])
@@ -183,3 +190,23 @@ def test_a_disagreement_is_found(monkeypatch, capsys):
         check(["liar/l2"], tokens=8, key_size=2)
     assert stopped.value.exit_code == 1
     assert "disagree" in capsys.readouterr().out
+
+
+def test_help_wraps_at_the_terminal_and_keeps_examples_together():
+    def command():
+        """Do one thing.
+
+        A sentence that the source
+        breaks in two.
+
+        [bold]Examples[/]
+
+            maclaurin one
+
+            maclaurin two \\
+                --three
+        """
+
+    assert help_of(command).split("\n\n")[1] == "A sentence that the source breaks in two."
+    shown = Text.from_markup(help_of(command)).plain
+    assert shown.endswith("\n\nExamples\n  maclaurin one\n  maclaurin two \\\n      --three")

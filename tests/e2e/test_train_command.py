@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from maclaurin import InputError
+from maclaurin import InputError, SpecError
 from maclaurin.training import trainer
+from maclaurin.training.config import config_from
 from maclaurin.training.losses import NextToken
 from maclaurin.training.trainer import Outcome
 from tests.e2e import training
@@ -46,6 +47,15 @@ def assert_one_error(result, *words):
     assert result.stderr.count("error:") == 1
     for word in words:
         assert word in result.stderr
+
+
+def test_a_spec_with_a_typo_is_found_before_data_are_prepared(tmp_path, monkeypatch):
+    def prepare(*arguments):
+        raise AssertionError("the data came first")
+
+    monkeypatch.setattr(trainer, "open_data", prepare)
+    with pytest.raises(SpecError, match="summ"):
+        trainer.train(config_from({"attention": "exp/summ"}), tmp_path / "run")
 
 
 def test_settings_that_cannot_work_leave_no_folder(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from tests.unit.study.making import make_record
 
 from maclaurin import InputError
+from maclaurin.cli.runs import runs
 from maclaurin.files import locked
 from maclaurin.study.pool import Pool
 from maclaurin.training.run_folder import differing_keys, find_runs, summary_of
@@ -54,6 +55,17 @@ def test_a_folder_without_runs_is_one_clear_error(tmp_path):
     with pytest.raises(InputError, match="no folder"):
         find_runs([tmp_path / "nothing"])
     assert summary_of(tmp_path) is None
+
+
+def test_a_pipe_gets_a_table_without_broken_words(tmp_path, monkeypatch, capsys):
+    training_run(tmp_path / "runs" / "sweep" / "lr-0.2", data="mqar:pairs=4,vocab=64,length=64")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    runs()
+    text = capsys.readouterr().out
+    assert text.splitlines()[0].strip() == "1 run"
+    for words in ("runs/sweep/lr-0.2", "mqar:pairs=4,vocab=64,length=64", "validation loss", "parameters"):
+        assert words in text
 
 
 def test_a_run_that_is_being_trained_is_running(tmp_path):

@@ -121,6 +121,14 @@ def test_models_that_do_not_exist(tmp_path, monkeypatch, no_network, name, words
         require_model(name)
 
 
+def test_a_file_that_is_no_gguf_file_is_not_looked_up(tmp_path, no_network):
+    file = tmp_path / "novel.txt"
+    file.write_text("Call me Ishmael.")
+    with pytest.raises(InputError, match=r"novel\.txt is a file, but not a \.gguf file"):
+        require_model(str(file))
+    assert no_network == []
+
+
 def test_a_name_on_the_hub_is_left_to_the_hub(tmp_path, monkeypatch, no_network):
     monkeypatch.chdir(tmp_path)
     looked_up = []

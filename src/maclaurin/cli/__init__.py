@@ -2,10 +2,38 @@
 
 import os
 import sys
+from collections.abc import Callable
+from inspect import cleandoc
+from textwrap import dedent, indent
+from typing import Any, TypeVar
 
+import typer
 from rich.console import Console
 
 from maclaurin.errors import InputError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def help_of(command: Callable[..., Any]) -> str:
+    """The docstring of a command for a terminal of any width.
+
+    Typer keeps the line breaks of a docstring, so prose gets rid of them here. Indented paragraphs are
+    examples: they follow their heading without empty lines. The colour also keeps typer from removing their
+    indentation.
+    """
+    paragraphs: list[str] = []
+    for paragraph in cleandoc(command.__doc__ or "").split("\n\n"):
+        if paragraph.startswith(" "):
+            paragraphs[-1] += f"\n[cyan]{indent(dedent(paragraph), '  ')}[/]"
+        else:
+            paragraphs.append(paragraph.replace("\n", " "))
+    return "\n\n".join(paragraphs)
+
+
+def command_of(app: typer.Typer, name: str, **options: Any) -> Callable[[Command], Command]:
+    """`app.command`, with the help of `help_of`."""
+    return lambda function: app.command(name, help=help_of(function), **options)(function)
 
 
 def table_console(width: int = 140) -> Console:

@@ -70,6 +70,10 @@ def inspect(
 
         maclaurin inspect runs/norm --text novel.txt --windows none --json
     """
+    folder = out or Path("inspections") / _folder_name(model)
+    require_file(text, "text")
+    require_writable_folder(folder)
+    require_model(model)
     load_extra("transformers", "models", "this command")
     from maclaurin.inspection.inspect_model import Settings
 
@@ -84,10 +88,6 @@ def inspect(
         chunk=chunk,
         device=usable_device(device),
     )
-    folder = out or Path("inspections") / _folder_name(model)
-    require_file(text, "text")
-    require_writable_folder(folder)
-    require_model(model)
     found, page = _inspect(model, text, settings, tokenizer, folder, quiet=as_json)
     _print(found, page, as_json)
 

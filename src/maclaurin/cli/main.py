@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import maclaurin
+from maclaurin.cli import command_of
 from maclaurin.cli.bench import bench
 from maclaurin.cli.check import check
 from maclaurin.cli.convert import convert
@@ -61,28 +62,29 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
 _VARIANTS = "Variants of attention"
-app.command("explore", rich_help_panel=_VARIANTS)(explore)
-app.command("list", rich_help_panel=_VARIANTS)(list_entries)
-app.command("show", rich_help_panel=_VARIANTS)(show)
-app.command("check", rich_help_panel=_VARIANTS)(check)
+command_of(app, "explore", rich_help_panel=_VARIANTS)(explore)
+command_of(app, "list", rich_help_panel=_VARIANTS)(list_entries)
+command_of(app, "show", rich_help_panel=_VARIANTS)(show)
+command_of(app, "check", rich_help_panel=_VARIANTS)(check)
 
 _TRAINING = "Training and studies"
-app.command("train", rich_help_panel=_TRAINING)(make_train())
-app.command("sweep", rich_help_panel=_TRAINING)(make_sweep())
-app.command("runs", rich_help_panel=_TRAINING)(runs)
+command_of(app, "train", rich_help_panel=_TRAINING)(make_train())
+command_of(app, "sweep", rich_help_panel=_TRAINING)(make_sweep())
+command_of(app, "runs", rich_help_panel=_TRAINING)(runs)
 app.add_typer(study_app, name="study", rich_help_panel=_TRAINING)
-app.command("report", rich_help_panel=_TRAINING)(report)
+command_of(app, "report", rich_help_panel=_TRAINING)(report)
 
 _MODELS = "Pretrained and trained models"
-app.command("inspect", rich_help_panel=_MODELS)(inspect)
-app.command("convert", rich_help_panel=_MODELS)(convert)
-app.command("generate", rich_help_panel=_MODELS)(generate)
-app.command("eval", rich_help_panel=_MODELS)(eval_)
+command_of(app, "inspect", rich_help_panel=_MODELS)(inspect)
+command_of(app, "convert", rich_help_panel=_MODELS)(convert)
+command_of(app, "generate", rich_help_panel=_MODELS)(generate)
+command_of(app, "eval", rich_help_panel=_MODELS)(eval_)
 
 _MACHINE = "This machine"
-app.command("doctor", rich_help_panel=_MACHINE)(doctor)
-app.command("bench", rich_help_panel=_MACHINE)(bench)
+command_of(app, "doctor", rich_help_panel=_MACHINE)(doctor)
+command_of(app, "bench", rich_help_panel=_MACHINE)(bench)
 
 
 def _version(wanted: bool) -> None:

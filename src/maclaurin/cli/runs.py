@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from maclaurin.cli import table_console
+from maclaurin.report.formatting import counted
 
 if TYPE_CHECKING:
     from maclaurin.training.run_folder import RunSummary
@@ -20,9 +21,9 @@ NUMBERS = {
     "validation_loss": ("validation loss", ".4f", 0),
     "loss": ("test loss", ".4f", 0),
     "accuracy": ("accuracy", ".3f", 100),
-    "train_loss": ("training loss", ".4f", 130),
-    "tokens_per_second": ("tokens/s", ",.0f", 130),
-    "parameters": ("parameters", ",.0f", 130),
+    "train_loss": ("training loss", ".4f", 160),
+    "tokens_per_second": ("tokens/s", ",.0f", 160),
+    "parameters": ("parameters", ",.0f", 160),
 }
 #: setting → the narrowest terminal that shows it
 _SETTINGS = {"attention": 0, "size": 100, "data": 120, "lr": 100}
@@ -53,7 +54,7 @@ def runs(
     from maclaurin.training.run_folder import find_runs, summary_of
 
     given = folders or [Path("runs")]
-    console = table_console()
+    console = table_console(200)
     single = [run for folder in given if (run := summary_of(folder)) is not None]
     if 2 <= len(single) == len(given) <= MOST_COMPARED:
         _compare(single, console)
@@ -74,7 +75,7 @@ def _table(found: list[RunSummary], width: int) -> Table:
         for name, (_, _, least) in NUMBERS.items()
         if width >= least and any(name in run.numbers for run in found)
     ]
-    table = Table(title=f"{len(found)} runs", title_justify="left")
+    table = Table(title=counted(len(found), "run"), title_justify="left")
     table.add_column("run", overflow="fold")
     for heading in settings:
         table.add_column(heading, overflow="fold", no_wrap=heading in ("size", "lr"))

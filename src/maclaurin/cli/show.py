@@ -86,8 +86,15 @@ def _extras(entry: Entry) -> list[str]:
     for field in dataclasses.fields(entry.extras):
         value = getattr(entry.extras, field.name)
         if value != getattr(default, field.name):
-            lines.append(f"{field.name.replace('_', ' ')} = {getattr(value, 'value', value)}")
+            lines.append(f"{field.name.replace('_', ' ')} = {_written(value)}")
     return lines
+
+
+def _written(value: object) -> str:
+    """An entry of a layer in words: pairs of gates and their recipes, a recipe, a switch or a number."""
+    if isinstance(value, tuple):
+        return ", ".join(f"{gate}: {recipe.value}" for gate, recipe in value)
+    return str(getattr(value, "value", value))
 
 
 def _state_table(spec: AttentionSpec) -> Table:

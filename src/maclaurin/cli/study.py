@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from maclaurin.cli import table_console
+from maclaurin.cli import command_of, table_console
 from maclaurin.errors import InputError, MaclaurinError, load_extra
 from maclaurin.study.find import known_studies, load_study, read_study_file
 from maclaurin.wording import in_list
@@ -66,7 +66,7 @@ study_app = typer.Typer(
 )
 
 
-@study_app.command("run", cls=_SeveralWords)
+@command_of(study_app, "run", cls=_SeveralWords)
 def run_study(
     name: Annotated[str, typer.Argument(help="A name, or the path of a study.py or its folder.")] = "mini",
     show_list: Annotated[bool, typer.Option("--list", help="List the studies.")] = False,
@@ -162,13 +162,14 @@ def run_study(
         return
     if device not in (None, "auto", "cpu", "cuda"):
         raise InputError(f"--device is cpu or cuda, not {device!r}.")
+    study, cells = load_study(name), only or []
     load_extra("transformers", "models", "this command")
     from maclaurin.study.executors import check_executor
     from maclaurin.study.live_table import make_view
     from maclaurin.study.plan_runs import read_scale
     from maclaurin.study.runner import prepare, run
 
-    study, scale, cells = load_study(name), read_scale(budget), only or []
+    scale = read_scale(budget)
     if dry_run:
         check_executor(executor, torchrun)
         found = prepare(
@@ -355,7 +356,7 @@ def _write_report(out: Path) -> None:
 # ------------------------------------------------------------------------------------------ diff
 
 
-@study_app.command("diff")
+@command_of(study_app, "diff")
 def diff_studies(
     before: Annotated[Path, typer.Argument(help="Folder or records.json of a study.")],
     after: Annotated[Path, typer.Argument(help="Another study, or the same one run again.")],
@@ -410,7 +411,7 @@ def _mean(found: tuple[float, float | None, int] | None) -> str:
 # ----------------------------------------------------------------------------------------- clean
 
 
-@study_app.command("clean")
+@command_of(study_app, "clean")
 def clean_pool(
     pool: Annotated[Path, typer.Argument(help="Folder of the pool.")] = Path("runs/pool"),
     models: Annotated[

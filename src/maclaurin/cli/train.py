@@ -122,9 +122,9 @@ def _train(
 
         maclaurin train --attention exp/l2 --size nano --steps 400 --out runs/norm
 
-        maclaurin train --resume --out runs/norm                  # after an interruption
+        maclaurin train --resume --out runs/norm  # after an interruption
 
-        maclaurin train --resume --out runs/norm --steps 800      # train it for longer
+        maclaurin train --resume --out runs/norm --steps 800  # train it for longer
 
         maclaurin train --config runs/norm/config.json --seed 1 --out runs/norm-1
 
@@ -168,9 +168,10 @@ def _settings_in(out: Path) -> Values | None:
 def _print_plan(settings: Any) -> None:
     from maclaurin.training.batches import open_data
     from maclaurin.training.estimate import estimate
-    from maclaurin.training.model import model_config
+    from maclaurin.training.model import model_config, require_model_settings
     from maclaurin.training.processes import join
 
+    require_model_settings(settings)
     processes = join(settings.device)
     source = open_data(settings, processes)
     console = Console(highlight=False)

@@ -218,7 +218,7 @@ def open_tokenizer(
         return open_hub_tokenizer(rest)
     raise DataError(
         f"there is no tokenizer {written!r}; it is bytes, bpe:N (such as bpe:4096) or hf:NAME_OR_PATH."
-        f"{did_you_mean(kind, ['bytes', 'bpe', 'hf'])}"
+        f"{did_you_mean(kind, ['bytes', 'bpe:4096', 'hf:NAME_OR_PATH'])}"
     )
 
 

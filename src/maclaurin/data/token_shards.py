@@ -175,6 +175,8 @@ def _fill(
                 writers[split].append(tokens)
             written = sum(writer.tokens.items for writer in writers.values())
             report(documents[-1].progress, f"{written / 1e6:.1f}M tokens")
+        if not any(writer.tokens.items for writer in writers.values()):
+            raise DataError(f"{corpus.name} holds no text.")
         arrays = {name: array for writer in writers.values() for name, array in writer.finish().items()}
     Manifest(made_from, tokenizer.vocab_size, arrays).write(folder)
 

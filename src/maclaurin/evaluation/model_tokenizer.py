@@ -40,8 +40,8 @@ def _of_run(folder: Path) -> tuple[PreTrainedTokenizerBase, str]:
         )
     if is_task(data):
         raise InputError(
-            f"{folder} was trained on the task {data}, whose tokens stand for no text, so it cannot answer "
-            "questions in words. Use a model that was trained on text."
+            f"{folder} was trained on the task {data}, whose tokens stand for no text, so it can neither "
+            "read a text nor answer questions. Use a model that was trained on text."
         )
     kind, _, rest = written.partition(":")
     if kind == "bpe":

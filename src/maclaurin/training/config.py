@@ -29,7 +29,7 @@ class TrainConfig:
     attention: tuple[str, ...] = _key(
         ("exp/sum",), "Attention spec or catalogue name; repeat it to give one per layer."
     )
-    size: str = _key("nano", "Model size: pico, nano, micro, mini, small or large.")
+    size: str = _key("nano", "Model size: pico, nano, 5m, micro, mini, 60m, small or large.")
     kv_heads: int | None = _key(None, "Key-value heads. By default as many as query heads.")
     initialization: str = _key("scaled", "scaled (normal, 0.02), or torch for the defaults of nn.Linear.")
     equal_start: bool = _key(

@@ -41,10 +41,20 @@ ADAPTER_SCALE = 2
 # ------------------------------------------------------------------------------------ before training
 
 
+def require_model_settings(config: TrainConfig) -> None:
+    """Raise for a spec, size or number of heads that cannot work; needs no data."""
+    if config.start is None:
+        _config_of_size(config, vocab_size=2).layer_attention()  # reads every spec
+
+
 def model_config(config: TrainConfig, source: Source) -> MaclaurinConfig:
     """The Hugging Face configuration of a run."""
     if config.start is not None:
         return _config_of(config.start)
+    return _config_of_size(config, source.vocab_size)
+
+
+def _config_of_size(config: TrainConfig, vocab_size: int) -> MaclaurinConfig:
     size = size_named(config.size)
     if config.kv_heads is not None and (config.kv_heads < 1 or size.heads % config.kv_heads):
         fitting = ", ".join(str(n) for n in range(1, size.heads + 1) if size.heads % n == 0)
@@ -56,7 +66,7 @@ def model_config(config: TrainConfig, source: Source) -> MaclaurinConfig:
     return MaclaurinConfig.of_size(
         size,
         attention,
-        source.vocab_size,
+        vocab_size,
         num_key_value_heads=config.kv_heads,
         initialization=config.initialization,
     )

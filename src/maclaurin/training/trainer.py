@@ -29,6 +29,7 @@ from maclaurin.training.estimate import flops_per_token
 from maclaurin.training.losses import Evaluation, evaluate, objective_of
 from maclaurin.training.model import (
     model_config,
+    require_model_settings,
     save_adapters,
     save_model,
     start_as_softmax,
@@ -54,6 +55,7 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False, display: Disp
     """Train in the folder `out`; with `resume`, from the last complete checkpoint there."""
     RunFolder(out).require(resume=resume)
     require_trackers(config.trackers)
+    require_model_settings(config)
     processes = join(config.device)
     try:
         source = open_data(config, processes)

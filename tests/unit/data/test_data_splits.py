@@ -156,6 +156,15 @@ def test_a_single_text_file_can_be_trained_on(tmp_path, fraction):
     assert source.held_out_rows(TEST) > 0
 
 
+def test_an_empty_file_is_an_error_that_says_so(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.touch()
+    with pytest.raises(DataError, match=r"corpus\.txt holds no text"):
+        open_source(
+            DataConfig(data=str(path), tokenizer="bytes", cache=str(tmp_path / "cache")), progress=False
+        )
+
+
 @pytest.mark.parametrize("text", ["short\n", "the same line again and again\n" * 50])
 def test_too_little_text_is_an_error_that_says_so(tmp_path, text):
     path = tmp_path / "corpus.jsonl"
