@@ -133,7 +133,7 @@ def test_every_spec_that_can_be_built_round_trips(parts):
         ("taylor/sum", 0, "needs order"),
         ("linear(rely)/l2", 7, "relu"),
         ("linear(relu(3))/l2", 12, "does not take '3'"),
-        ("window(3)/sum", 0, "no kernel 'window'"),
+        ("window(3)/sum", 0, "+window is a window, and a kernel is expected"),
         ("taylor(2,about=maen)/sum", 15, "Did you mean mean?"),
         ("taylor(171)/sum", 7, "≤ 170"),
         ("exp/sum(eps=-1)", 12, "a positive number"),

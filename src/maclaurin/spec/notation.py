@@ -38,6 +38,15 @@ def parse(text: str) -> AttentionSpec:
     return _checked(text, tuple(parts), places, AttentionSpec)
 
 
+def _written_elsewhere(name: str) -> str | None:
+    """What a part is and how it is written, if the name is one; None if it is not."""
+    for mark, families in (("", ("kernel",)), *_FAMILIES.items()):
+        for family in families:
+            if name in registered(family):
+                return f"{mark}{name} is a {family}"
+    return None
+
+
 def _checked(
     text: str, parts: tuple[Part, ...], places: list[int], make: Callable[[tuple[Part, ...]], Made]
 ) -> Made:
@@ -97,10 +106,14 @@ class _Reader:
         at, name = self.word(f"the name of a {' or '.join(families)}")
         known = {k: v for family in families for k, v in registered(family).items()}
         if name not in known:
+            kinds = " or ".join(families)
+            elsewhere = _written_elsewhere(name)
+            if elsewhere is not None:
+                raise self.error(at, f"{elsewhere}, and a {kinds} is expected here; {ORDER_OF_PARTS}.")
             raise self.error(
                 at,
-                f"there is no {' or '.join(families)} {name!r}; choose from "
-                f"{', '.join(sorted(known))}." + did_you_mean(name, list(known)),
+                f"there is no {kinds} {name!r}; choose from {', '.join(sorted(known))}."
+                + did_you_mean(name, list(known)),
             )
         positional, named = self.arguments()
         try:

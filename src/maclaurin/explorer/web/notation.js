@@ -456,6 +456,10 @@ class Reader {
     if (kind !== "word")
       throw this.error(at, `expected the name of a ${kinds} here, found ${word ? quoted(word) : "the end"}.`);
     const known = families.flatMap((f) => Object.keys(PARTS).filter((name) => PARTS[name].family === f));
+    if (!known.includes(word) && Object.hasOwn(PARTS, word)) {
+      const { family, mark } = PARTS[word];
+      throw this.error(at, `${mark}${word} is a ${family}, and a ${kinds} is expected here; ${ORDER_OF_PARTS}.`);
+    }
     if (!known.includes(word))
       throw this.error(
         at, `there is no ${kinds} ${quoted(word)}; choose from ${[...known].sort().join(", ")}.` + didYouMean(word, known));
