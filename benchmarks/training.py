@@ -1,8 +1,9 @@
-"""Training speed on this CPU, as ratios within one run: against Llama, and of our loop to a minimal one.
+"""Training speed on this CPU, as ratios within one run. Results go to benchmarks/results/training.json.
 
     python benchmarks/training.py
 
-nano, rows of 256 tokens, batch of 16. Results go to benchmarks/results/training.json.
+Against Llama, and our loop against a minimal one: nano, rows of 256 tokens, batch of 16. Steps of the study
+mini against those of softmax: its own configs, one thread each, as its runs on two cores have.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from maclaurin.data.data_config import DataConfig, open_source
 from maclaurin.models import SIZES, MaclaurinConfig, MaclaurinForCausalLM
-from maclaurin.training.config import TrainConfig
+from maclaurin.study import Experiment
+from maclaurin.study.find import load_study
+from maclaurin.training.batches import open_data
+from maclaurin.training.config import TrainConfig, config_from
 from maclaurin.training.model import model_config
 from maclaurin.training.optimizer_step import make_optimizer
 from maclaurin.training.processes import Processes
@@ -31,6 +36,8 @@ from maclaurin.training.trainer import Trainer
 RESULTS = Path(__file__).parent / "results" / "training.json"
 LENGTH, ROWS, VOCABULARY = 256, 16, 1024
 SPECS = ["exp/sum", "exp/l2", "exp/len*out", "taylor(2)/sum", "linear(elu1)/sum", "power(2)*forget/sum"]
+#: the most that a step of a cell of the study mini may take, in steps of softmax
+STEP_TARGET = 1.3
 
 
 def forward_backward(model: nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
@@ -42,15 +49,17 @@ def forward_backward(model: nn.Module, tokens: torch.Tensor) -> Callable[[], Non
     return run
 
 
-def seconds_in_turns(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+def seconds_in_turns(
+    runs: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Median seconds of each, timed in turns so that changes of the machine affect all."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + 1):
         for name, run in runs.items():
-            begun = time.perf_counter()
+            begun = clock()
             run()
             if turn:
-                times[name].append(time.perf_counter() - begun)
+                times[name].append(clock() - begun)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -120,9 +129,36 @@ def bare_seconds(source: Any, config: TrainConfig) -> float:
     return time.perf_counter() - begun
 
 
+def study_steps(name: str, rounds: int = 100) -> dict[str, Any]:
+    """Time per optimizer step of every cell of a study, over that of the baseline of its experiment."""
+    torch.set_num_threads(1)
+    measured = {e.name: steps_of(e, rounds) for e in load_study(name).experiments}
+    most = max(ratio for ratios in measured.values() for ratio in ratios.values())
+    return {**measured, "target": STEP_TARGET, "holds": most <= STEP_TARGET}
+
+
+def steps_of(experiment: Experiment, rounds: int) -> dict[str, float]:
+    """In seconds of this process: with one thread, other processes on the machine do not count."""
+    runs = {cell.name: step_of(experiment.settings(cell)) for cell in experiment.cells}
+    seconds = seconds_in_turns(runs, rounds, time.process_time)
+    return {cell: seconds[cell] / seconds[experiment.baseline] for cell in runs}
+
+
+def step_of(settings: Mapping[str, Any]) -> Callable[[], object]:
+    """One optimizer step of the trainer, always on the same batch."""
+    config, processes = config_from(settings), Processes(0, 1, torch.device("cpu"))
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(config, open_data(config, processes), Path(folder) / "run", processes)
+    return partial(trainer.step, trainer.batch(0), config.lr)
+
+
 def main() -> None:
     torch.manual_seed(0)
-    figures = {"tokens per second over llama's": against_llama(), "loop over bare loop": loop_overhead()}
+    figures = {
+        "tokens per second over llama's": against_llama(),
+        "loop over bare loop": loop_overhead(),
+        "step of the study mini over softmax's": study_steps("mini"),  # last: it leaves one thread
+    }
     RESULTS.write_text(json.dumps({"machine": stamp(), **figures}, indent=1) + "\n")
     print(json.dumps(figures, indent=1))
 

@@ -168,7 +168,7 @@ class _Polynomial(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
         ctx.save_for_backward(x)
         ctx.coefficients = coefficients
-        return _value(coefficients, x)
+        return polynomial(coefficients, x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -178,11 +178,12 @@ class _Polynomial(torch.autograd.Function):
         return gradients[0] * _Polynomial.apply(x, slope), None
 
 
-def _value(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
+def polynomial(coefficients: tuple[float, ...], x: Tensor, out: Tensor | None = None) -> Tensor:
+    """Σ aₙ xⁿ by Horner's rule in one new tensor, or in `out`."""
     *lower, highest = coefficients
     if not lower:
         return torch.full_like(x, highest)
-    result = x * highest
+    result = torch.mul(x, highest, out=out)
     for a in reversed(lower[1:]):
         result.add_(a).mul_(x)
     return result.add_(lower[0])

@@ -10,12 +10,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from maclaurin.spec import AttentionSpec
+from maclaurin.forms.tracing import is_tracing
+from maclaurin.spec import AttentionSpec, Kernel
+from maclaurin.spec.feature_map import FeatureMap
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,28 @@ def make_stream(spec: AttentionSpec, inputs: Inputs, scale: float) -> Stream:
     dtype = working_dtype(inputs.q.dtype)
     q, k = (u.to(dtype).transpose(1, 2) for u in (inputs.q, inputs.k))
     v = gated_values(spec, inputs.v.to(dtype), inputs.gates).transpose(1, 2)
-    q, k = spec.kernel.mapped(q), spec.kernel.mapped(k)
+    q, k = mapped(spec.kernel, q), mapped(spec.kernel, k)
     q = (q * scale).unflatten(1, (k.shape[1], -1))
     return Stream(q, k, v, log_decay(spec, inputs), inputs.present)
+
+
+def mapped(kernel: Kernel, u: Tensor) -> Tensor:
+    """φ(u); where its slope follows from φ(u), autograd keeps that alone and not every step of φ."""
+    feature_map = kernel.feature_map
+    if is_tracing() or feature_map is None or type(feature_map).slope is FeatureMap.slope:
+        return kernel.mapped(u)
+    return _Mapped.apply(u, kernel)  # type: ignore[no-any-return]
+
+
+class _Mapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, kernel: Kernel) -> Tensor:
+        y = kernel.mapped(u)
+        ctx.save_for_backward(y)
+        ctx.feature_map = kernel.feature_map
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (y,) = ctx.saved_tensors
+        return gradients[0] * ctx.feature_map.slope(y), None

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 #: types of arguments that no tracer passes
@@ -27,8 +28,10 @@ def untraced(function: Function) -> Function:
 
 
 def is_tracing() -> bool:
-    """Whether calls are being recorded: by a compiler, a dispatch mode or a transform of torch.func."""
+    """Whether calls are recorded: by a compiler, a dispatch mode, a transform of torch.func or forward_ad."""
     if torch.compiler.is_compiling():  # first: a compiler cannot trace the rest
+        return True
+    if forward_ad._current_level >= 0:
         return True
     modes = torch._C._len_torch_dispatch_stack()  # type: ignore[attr-defined]
     return modes > 0 or torch._C._are_functorch_transforms_active()  # type: ignore[attr-defined]

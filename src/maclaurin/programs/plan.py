@@ -24,6 +24,7 @@ from maclaurin.programs.kept_keys import KEPT_KEYS, ExactStep
 from maclaurin.programs.linear_attention import LinearAttention
 from maclaurin.programs.linear_time import LinearTime
 from maclaurin.programs.one_query import OneQuery
+from maclaurin.programs.pairs_in_cache import PairsInCache
 from maclaurin.programs.plain import PlainForm
 from maclaurin.programs.program import Call, Cost, Program, Run, state_bytes
 from maclaurin.programs.quadratic_polynomial import QuadraticPolynomial
@@ -42,6 +43,7 @@ PROGRAMS: tuple[Program, ...] = (
     TokenStep(),
     OneQuery(),
     StockSoftmax(),
+    PairsInCache(),
     ScoreMod(),
     QuadraticPolynomial(),
     PairsAboutMean(),

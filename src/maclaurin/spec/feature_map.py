@@ -43,6 +43,10 @@ class FeatureMap(Part):
     def text(self, u: str) -> str:
         """φ(u) as text."""
 
+    def slope(self, mapped: Tensor) -> Tensor | None:
+        """dφ/du from φ(u), if φ acts on each number by itself: then a gradient needs nothing but φ(u)."""
+        return None
+
     def size(self, d: int) -> int:
         """The size of φ(u) for u of size d."""
         return d
@@ -91,6 +95,10 @@ class Elu1(FeatureMap):
 
     def __call__(self, u: Tensor) -> Tensor:
         return u.relu() + (-(-u).relu()).exp()
+
+    def slope(self, mapped: Tensor) -> Tensor:
+        """1 where u > 0, so that φ(u) > 1; eᵘ = φ(u) elsewhere."""
+        return mapped.clamp(max=1)
 
     def text(self, u: str) -> str:
         return f"(elu({u})+1)"

@@ -49,6 +49,8 @@ def test_every_program_of_a_gpu_is_checked_at_every_kind_of_shape(monkeypatch):
     monkeypatch.setattr(check_programs, "random_tensors", lambda *sizes, device: tensors(*sizes))
     planned = list(check_programs.trials(torch.device("cuda")))
     for program in check_programs.PROGRAMS:
+        if program.name == "pairs in cache":  # of CPUs
+            continue
         own = [trial for trial in planned if trial.program is program]
         assert {trial.dtype for trial in own} == {torch.bfloat16, torch.float16, torch.float32}, program
         assert len({trial.shape for trial in own}) == 3, program
