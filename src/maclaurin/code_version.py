@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 #: Version of the numerics of training. Raise it with every change after which the same run, with the same
-#: config, data and torch, ends in another loss, unless only rounding differs. Results of other versions are not
-#: reused.
+#: config, data and torch, ends in another loss, unless only rounding differs. Results of other versions are
+#: not reused.
 NUMERICS_VERSION = 2
 
 #: editing these may change a number; editing commands, studies or reports may not
