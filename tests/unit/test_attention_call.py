@@ -635,3 +635,21 @@ def test_swapped_heads_and_tokens_are_an_error_that_names_the_layout():
         maclaurin.attention(q, q, q, "exp/sum", layout="bhdt")
     with pytest.raises(InputError, match=r"\[batch, heads, tokens, size\]"):
         maclaurin.attention(q[0], q[0], q[0], "exp/sum", layout="bhtd")
+
+
+@pytest.mark.parametrize("order", [24, 80])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_high_order_is_right_where_its_terms_cancel(order, compiled):
+    """T80(−15) = 3e-7 is a sum of terms up to 3e5: in fp32 it was −0.04, and training diverged."""
+    q, k, v = torch.randn(3, 1, 32, 2, 16, generator=torch.Generator().manual_seed(0))
+    q = 16 * q
+    spec = parse(f"taylor({order})/sum")
+    exact = attention(q.double(), k.double(), v.double(), spec)
+
+    def attend(q, k, v):
+        return attention(q, k, v, spec)
+
+    if compiled:
+        attend = torch.compile(attend, fullgraph=True, backend="eager")
+    assert (q * 0.25).mul(k).sum(-1).min() < -15, "scores at which terms cancel"
+    torch.testing.assert_close(attend(q, k, v), exact.float(), rtol=1e-4, atol=1e-4)
