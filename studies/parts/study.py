@@ -16,7 +16,7 @@ study = Study(
         "The paper's public code names 38 variants; those of equal formulas are one row here. Trained alike, "
         "which parts of softmax attention matter?"
     ),
-    budget="about 70 minutes on 2 CPU cores with the search for learning rates (estimated)",
+    budget="about 90 minutes on 2 CPU cores with the search for learning rates; shares runs with gap",
     experiments=(
         Experiment(
             name="language",
