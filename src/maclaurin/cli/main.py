@@ -62,7 +62,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-
 _VARIANTS = "Variants of attention"
 command_of(app, "explore", rich_help_panel=_VARIANTS)(explore)
 command_of(app, "list", rich_help_panel=_VARIANTS)(list_entries)

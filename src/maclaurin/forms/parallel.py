@@ -17,6 +17,7 @@ from maclaurin.forms.stream import Rows, Stream, causal_mask, running_totals
 from maclaurin.forms.tracing import is_tracing
 from maclaurin.spec import AttentionSpec, Kernel, Window
 from maclaurin.spec.kernel import RowStatistics
+from maclaurin.spec.polynomials import needs_double
 
 
 def parallel_rows(spec: AttentionSpec, stream: Stream, *, causal: bool = True) -> Rows:
@@ -146,9 +147,6 @@ def _log_decay(stream: Stream) -> Tensor | None:
 
 # ---------------------------------------------------------------------------------------------- weights
 
-#: up to order 12, a polynomial that is small because its terms cancel is not much smaller than its error
-_MOST_TERMS_IN_FP32 = 13
-
 
 def weights_of(kernel: Kernel, x: Tensor, statistics: RowStatistics | None) -> Tensor:
     """κ at the scores x [..., t, s]. A polynomial is evaluated in place and saves only x for its gradient:
@@ -159,12 +157,7 @@ def weights_of(kernel: Kernel, x: Tensor, statistics: RowStatistics | None) -> T
     """
     fused = kernel.fused
     if fused is None or fused.function != "polynomial" or len(fused.coefficients) < 3 or is_tracing():
-        needs_double = fused is not None and _needs_double(fused.coefficients, x)
-        return (
-            kernel.weight(x.double(), statistics).to(x.dtype)
-            if needs_double
-            else kernel.weight(x, statistics)
-        )
+        return kernel.weight(x, statistics)
     if fused.about_mean:
         assert statistics is not None
         x = x - statistics.mean
@@ -187,8 +180,8 @@ class _Polynomial(torch.autograd.Function):
 
 
 def polynomial(coefficients: tuple[float, ...], x: Tensor, out: Tensor | None = None) -> Tensor:
-    """Σ aₙ xⁿ by Horner's rule in one new tensor, or in `out`."""
-    if _needs_double(coefficients, x):
+    """`horner` in place: in one new tensor, or in `out`. Autograd cannot follow it."""
+    if needs_double(coefficients, x):
         result = polynomial(coefficients, x.double())
         return result.to(x.dtype) if out is None else out.copy_(result)
     *lower, highest = coefficients
@@ -198,11 +191,3 @@ def polynomial(coefficients: tuple[float, ...], x: Tensor, out: Tensor | None = 
     for a in reversed(lower[1:]):
         result.add_(a).mul_(x)
     return result.add_(lower[0])
-
-
-def _needs_double(coefficients: tuple[float, ...], x: Tensor) -> bool:
-    """Whether terms of the polynomial can cancel to less than fp32 resolves.
-
-    T80(−15) = 3e-7 is the sum of terms up to 3e5: fp32 gives −0.04, float64 gives 3e-7.
-    """
-    return len(coefficients) > _MOST_TERMS_IN_FP32 and x.dtype == torch.float32

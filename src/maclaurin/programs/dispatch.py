@@ -245,7 +245,7 @@ def _planned_device(q: Tensor, device: torch.device | str | None) -> torch.devic
 
 
 def _named(gates: Mapping[str, Tensor] | None, named: Mapping[str, Tensor | None]) -> Mapping[str, Tensor]:
-    """All gates by name; those that are None are left out."""
+    """The gates by name, without those that are None."""
     if gates is None:
         gates = {}
     elif not isinstance(gates, Mapping):

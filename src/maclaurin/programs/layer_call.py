@@ -13,7 +13,7 @@ from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs
 from maclaurin.programs.by_heads import HeadsOfPart, HeadSplit, split_heads
 from maclaurin.programs.plan import LayerPlan, Plan, find_together
-from maclaurin.programs.plan_cache import layer_key, remember_together, remembered_together
+from maclaurin.programs.plan_cache import LAYERS, layer_key, remember
 from maclaurin.programs.program import Call, Program
 from maclaurin.programs.request import Options, Request
 from maclaurin.programs.spec_call import attend_spec, plan_spec, planned_call
@@ -81,7 +81,7 @@ def _together(
     Both are found once per kind of call.
     """
     key = layer_key(layer, inputs, states, options)
-    known = None if key is None else remembered_together(key)
+    known = None if key is None else LAYERS.get(key)
     if known is not None:
         return known
     check_layer(layer, inputs, states)
@@ -89,7 +89,7 @@ def _together(
         return {}, _split(layer, inputs, ())
     plans = _find_together(layer, inputs, states, options, inputs.q.device)
     found = plans, _split(layer, inputs, plans)
-    remember_together(key, found)
+    remember(LAYERS, key, found)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,44 +17,29 @@ from maclaurin.programs.request import Options
 from maclaurin.spec.head_groups import LayerAttention
 from maclaurin.spec.part import after_registration
 
-#: plans of groups that run together, and the heads of each call
-Together = tuple[dict[tuple[int, ...], Plan], HeadSplit]
-_plans: dict[Hashable, Plan] = {}
-_plans_together: dict[Hashable, Together] = {}
+Value = TypeVar("Value")
+
+#: key of a call → its plan
+PLANS: dict[Hashable, Plan] = {}
+#: key of a call for heads that differ → plans of the groups that run together, and the heads of each call
+LAYERS: dict[Hashable, tuple[dict[tuple[int, ...], Plan], HeadSplit]] = {}
 _MOST_PLANS = 4096
 
 
+def remember(known: dict[Hashable, Value], key: Hashable, found: Value) -> None:
+    """Keep it for later calls with the same key."""
+    if len(known) >= _MOST_PLANS:
+        known.clear()
+    known[key] = found
+
+
 def forget_plans() -> None:
-    """Clear the cache of plans."""
-    _plans.clear()
-    _plans_together.clear()
+    """Clear both caches."""
+    PLANS.clear()
+    LAYERS.clear()
 
 
 after_registration(forget_plans)
-
-
-def remembered_plan(key: Hashable) -> Plan | None:
-    """The plan of an earlier call with the same key."""
-    return _plans.get(key)
-
-
-def remember_plan(key: Hashable, plan: Plan) -> None:
-    """Keep a plan for later calls with the same key."""
-    if len(_plans) >= _MOST_PLANS:
-        _plans.clear()
-    _plans[key] = plan
-
-
-def remembered_together(key: Hashable) -> Together | None:
-    """What `find_together` found for an earlier call with the same key, with the heads of each call."""
-    return _plans_together.get(key)
-
-
-def remember_together(key: Hashable, found: Together) -> None:
-    """Keep the plans of groups that run together for later calls with the same key."""
-    if len(_plans_together) >= _MOST_PLANS:
-        _plans_together.clear()
-    _plans_together[key] = found
 
 
 def plan_key(spec: Hashable, inputs: Inputs, state: State | None, options: Options) -> Hashable | None:

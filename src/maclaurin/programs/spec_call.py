@@ -20,7 +20,7 @@ from maclaurin.forms.state import State
 from maclaurin.forms.stream import Inputs
 from maclaurin.forms.tracing import is_tracing
 from maclaurin.programs.plan import Plan, find_plan
-from maclaurin.programs.plan_cache import plan_key, remember_plan, remembered_plan
+from maclaurin.programs.plan_cache import PLANS, plan_key, remember
 from maclaurin.programs.program import Call
 from maclaurin.programs.request import Options, Request, packing_of
 from maclaurin.programs.series import as_series, planned_series
@@ -39,7 +39,7 @@ def attend_spec(
     if state is not None:
         state = _with_known_fill(state, inputs.k)
     key = plan_key(spec, inputs, state, options)
-    known = None if key is None else remembered_plan(key)
+    known = None if key is None else PLANS.get(key)
     if known is None or known.copies:
         return _after_checks(Request(spec, inputs, state, options), key, known)
     cuts = options.cu_seqlens
@@ -143,7 +143,7 @@ def _run_checked(
     call = request.call()
     found = find_plan(call) if known is None else known
     if key is not None:
-        remember_plan(key, found)
+        remember(PLANS, key, found)
     return _run_in_batches(request) if found.copies else found.run(call)
 
 
@@ -192,13 +192,13 @@ def _plan_of_rows(request: Request, call: Call, key: Hashable | None) -> Plan:
     """The plan of a call on padded rows, cached by their shape; under `key` too if that has a mask."""
     options = request.options._replace(cu_seqlens=None, max_seqlen=None, key_padding_mask=None)
     of_rows = plan_key(call.spec, call.inputs, call.state, options)
-    found = None if of_rows is None else remembered_plan(of_rows)
+    found = None if of_rows is None else PLANS.get(of_rows)
     if found is None:
         found = find_plan(call)
         if of_rows is not None:
-            remember_plan(of_rows, found)
+            remember(PLANS, of_rows, found)
     if key is not None and request.options.key_padding_mask is not None:
-        remember_plan(key, found)
+        remember(PLANS, key, found)
     return found
 
 

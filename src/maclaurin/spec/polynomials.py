@@ -67,8 +67,22 @@ def number_of_multisets(d: int, n: int) -> int:
     return number
 
 
+#: up to order 12, a polynomial that is small because its terms cancel is not much smaller than its error
+MOST_TERMS_IN_FP32 = 13
+
+
+def needs_double(coefficients: Coefficients, x: Tensor) -> bool:
+    """Whether terms of the polynomial can cancel to less than the precision of x resolves.
+
+    T80(−15) = 3e-7 is the sum of terms up to 3e5: fp32 gives −0.04, float64 gives 3e-7.
+    """
+    return len(coefficients) > MOST_TERMS_IN_FP32 and x.dtype.itemsize < 8
+
+
 def horner(coefficients: Coefficients, x: Tensor) -> Tensor:
-    """Σ aₙ xⁿ, from the highest order down."""
+    """Σ aₙ xⁿ, from the highest order down; long ones in float64."""
+    if needs_double(coefficients, x):
+        return horner(coefficients, x.double()).to(x.dtype)
     if len(coefficients) == 1:
         return x * 0 + coefficients[0]
     *lower, highest = coefficients
