@@ -48,7 +48,7 @@ class TunedFile:
 
     def write(self, path: Path) -> None:
         """Write it atomically."""
-        write_json(path, dataclasses.replace(self, experiments=self._without_repeats()), SCHEMA)
+        write_json(path, dataclasses.replace(self, experiments=self._without_repeats()), SCHEMA, indent=None)
 
     def add_to(self, path: Path) -> None:
         """Add these entries to the file; cells that were not tuned now keep theirs."""
